@@ -6,7 +6,8 @@
 
 namespace lockstep::apps {
 
-// `words` follow the command's name on the command line. Each returns the exit code of the process.
+// `words`: the arguments after the command's name. Each function returns the exit code of the
+// process.
 
 // lockstep run: starts a program as N ranks on this host, alone or as one node of several.
 [[nodiscard]] int run_command(const std::vector<std::string>& words);

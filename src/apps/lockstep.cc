@@ -1,5 +1,5 @@
-// lockstep: `run`, `store` and `info` inside, every other command a program lockstep-NAME beside
-// this one.
+// lockstep: contains the commands `run`, `store` and `info`; every other command is a program
+// lockstep-NAME in the same folder.
 #include "apps/commands.h"
 #include "base/format.h"
 #include "base/text.h"
@@ -34,7 +34,7 @@ constexpr const char* usage_after_siblings =
     "  help        this text; `lockstep help COMMAND` is `lockstep COMMAND --help`\n"
     "  version     print the version; also --version, -V\n";
 
-// Siblings are programs in this program's folder.
+// Siblings are the programs lockstep-NAME in this program's folder.
 constexpr std::string_view sibling_prefix = "lockstep-";
 constexpr int no_such_sibling = -1;
 
@@ -69,7 +69,7 @@ int become_sibling(const std::string& name, const std::vector<std::string>& argu
   return 126;
 }
 
-// Describes the siblings that belong to Lockstep; others are listed by name only.
+// Describes the siblings that belong to Lockstep; other siblings are listed by name only.
 std::string_view about(std::string_view sibling) {
   if (sibling == "train") return "train a model: gpt, llama, moe, mnist, cifar, mlp";
   if (sibling == "generate") return "write text with a trained gpt, llama or moe";

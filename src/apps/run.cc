@@ -67,7 +67,7 @@ void check_nodes(launch::WorkerSpec& spec, const std::string& node) {
   const std::string counts = nodes.least_nodes == 0
                                  ? std::to_string(nodes.nodes)
                                  : formatted("{}:{}", nodes.least_nodes, nodes.nodes);
-  // With several rounds only the node that serves the store needs --node-rank.
+  // If the run may have several rounds, only the node that serves the store needs --node-rank.
   check_input(!several || !node.empty() || may_have_more_rounds(spec),
               "--node-rank is missing: --nnodes {} needs it on each node", counts);
   check_input(
@@ -75,7 +75,7 @@ void check_nodes(launch::WorkerSpec& spec, const std::string& node) {
       "--rendezvous is missing: --nnodes {} needs it on each node, such as --rendezvous HOST:29400",
       counts);
   if (apart || (several && node.empty())) {
-    nodes.node = nodes.nodes;  // any but 0
+    nodes.node = nodes.nodes;  // any node other than 0
   } else if (!node.empty()) {
     const auto number = parse_integer(node);
     check_input(number && *number >= 0 && *number < nodes.nodes,

@@ -61,8 +61,8 @@ StoreServerOptions to_options(const StoreWords& words) {
   return options;
 }
 
-// Serves until a signal. Returns 0 after a request to end, or 1 if the server ended by itself,
-// which it has reported.
+// Serves until a signal arrives. Returns 0 after a request to end, or 1 if the server ended by
+// itself (it has logged why).
 int serve_until_told(const StoreServer& server, launch::SignalQueue& signals) {
   while (server.serves()) {
     pollfd entry{signals.descriptor(), POLLIN, 0};

@@ -29,8 +29,8 @@ namespace lockstep::environment {
 [[nodiscard]] std::optional<std::string> one_of(const std::string& name,
                                                 std::span<const std::string_view> words);
 
-// Same, but throws BadInput if the variable is not set. `why` ends the sentence: "RANK is not set,
-// but WORLD_SIZE is".
+// Like text() and integer(), but throw BadInput if the variable is not set. `why` ends the
+// sentence: "RANK is not set, but WORLD_SIZE is".
 [[nodiscard]] std::string required_text(const std::string& name, std::string_view why = {});
 [[nodiscard]] std::int64_t required_integer(const std::string& name, std::int64_t least,
                                             std::int64_t most, std::string_view why = {});

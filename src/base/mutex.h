@@ -32,7 +32,7 @@ class LOCKSTEP_THREAD_SAFETY(capability("mutex")) Mutex {
   std::mutex mutex_;
 };
 
-// Holds a mutex during its lifetime, except between unlock() and lock().
+// Holds a mutex during the object's lifetime, except between unlock() and lock().
 class LOCKSTEP_THREAD_SAFETY(scoped_lockable) Lock {
  public:
   explicit Lock(Mutex& mutex) LOCKSTEP_THREAD_SAFETY(acquire_capability(mutex))

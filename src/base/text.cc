@@ -139,7 +139,7 @@ std::optional<Duration> parse_duration(std::string_view text) {
     auto quantity = take_quantity(text);
     if (!quantity) return std::nullopt;
     auto [number, name] = *quantity;
-    if (name.empty()) {  // a number without unit is seconds, but only on its own
+    if (name.empty()) {  // a single number without a unit is in seconds
       if (!first || !text.empty()) return std::nullopt;
       name = "s";
     }
@@ -193,7 +193,8 @@ std::string rank_list(std::span<const int> ranks) {
 }
 
 int edit_distance(std::string_view a, std::string_view b) {
-  // Three rows of the table: two letters back (for swaps), one letter back, and the current one.
+  // Three rows of the distance table: the last row but one (for swaps), the last row, and the
+  // current row.
   std::vector<int> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
   for (std::size_t i = 1; i <= a.size(); ++i) {

@@ -26,8 +26,8 @@ struct Character {
 // (10485760 bytes)". max_length counts printed characters, escapes included.
 [[nodiscard]] std::string visible(std::string_view text, std::size_t max_length = 120);
 
-// Same for a line that is printed on its own, except that tabs are kept. A line that needs more
-// than `max_bytes` is truncated: "abc...", max_bytes in total. The function is idempotent.
+// Like visible(), for a line that is printed on its own: keeps tabs. A line that needs more than
+// `max_bytes` is truncated: "abc...", max_bytes in total. The function is idempotent.
 [[nodiscard]] std::string visible_line(std::string_view line,
                                        std::size_t max_bytes = std::string_view::npos);
 

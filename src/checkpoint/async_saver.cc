@@ -32,7 +32,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// One name on all ranks of the saver's group, and as many ranks: then they are the same ones.
+// Throws CommonFailure unless `of` has the same ranks as the saver's group: the same name on all
+// ranks of the saver's group, and the same size.
 void check_same_ranks(Group& group, const Group& of) {
   const auto own = static_cast<std::int64_t>(fingerprint(of.name()));
   std::vector<std::int64_t> all(static_cast<std::size_t>(group.size()));
@@ -57,7 +58,8 @@ struct AsyncSaver::State {
   // the GPU, in an order that ranks do not share.
   explicit State(const Group& of) : group(host_memory_group(of)) {}
 
-  // Where the one that is there is too small; not both at once.
+  // Replaces the copy's memory if it is too small. Frees the old memory first, so that the two
+  // never exist together.
   void make_room(std::size_t wanted) {
     if (wanted <= room) return;
     snapshot.reset();
@@ -76,8 +78,8 @@ struct AsyncSaver::State {
     writing.store(false, std::memory_order_release);
   }
 
-  // Collective: the thread that writes, which does so when all ranks have theirs. One that cannot
-  // have it is a CommonFailure.
+  // Collective. Starts the writing thread; it begins to write when all ranks have started theirs.
+  // If a rank cannot start its thread, throws CommonFailure.
   void start(const fs::path& out) {
     std::promise<bool> all;
     try {

@@ -22,9 +22,9 @@ std::uint32_t by_zlib(std::span<const std::byte> bytes, std::uint32_t before) {
 
 #ifdef __x86_64__
 
-// Several times as fast as zlib: 16-byte lanes are multiplied, without carries, by powers of x that
-// move them to the position of the next round (Gopal and others, "Fast CRC Computation for Generic
-// Polynomials Using PCLMULQDQ Instruction", Intel 2009). All bits are reflected.
+// Several times as fast as zlib. Carry-less multiplication by a power of x moves a 16-byte lane to
+// the position of the next round (Gopal and others, "Fast CRC Computation for Generic Polynomials
+// Using PCLMULQDQ Instruction", Intel 2009). All bits are reflected.
 constexpr std::size_t lane_bytes = 16;
 
 // Returns x^power modulo the polynomial of CRC-32, the bit of x^0 first, shifted by one: the

@@ -52,7 +52,7 @@ std::vector<MeshAxis> axes_of(const Handle& handle, int ranks) {
   return axes;
 }
 
-// Rank 0's, on all ranks.
+// Returns rank 0's `own` on all ranks.
 Sharding common_sharding(Group& group, const Sharding& own) {
   std::array<std::int64_t, 2> numbers{own.files, own.bytes};
   group.broadcast(at::from_blob(numbers.data(), {2}, at::kLong), 0, part_call).wait();
@@ -87,7 +87,8 @@ void check_folder(const fs::path& out, const fs::path& folder) {
               folders.empty() ? "" : folders.back().string(), step_of(folder));
 }
 
-// Before anything is written: a disk that is full in the middle is full for others too.
+// Checks the free space before anything is written: a disk that fills up during the save also fails
+// for other programs.
 void check_space(const fs::path& folder, std::uint64_t bytes) {
   std::error_code unknown;
   const fs::space_info space = fs::space(folder.parent_path(), unknown);
@@ -125,11 +126,12 @@ class SaveLock {
   sys::FileLock lock_;
 };
 
-// The folder of a checkpoint that is being written, on rank 0: gone at the end unless it has become
-// the checkpoint.
+// The folder, on rank 0, of a checkpoint that is being written. The destructor removes it unless
+// become() has renamed it.
 class PartialFolder {
  public:
-  // The lock first: what is there without one is the rest of a killed writer, and removed.
+  // Takes the lock first. Partial folders without a lock were left by a killed writer and are
+  // removed.
   PartialFolder(const fs::path& out, const fs::path& folder, fs::path partial, bool is_fenced)
       : partial_(std::move(partial)),
         lock_(
@@ -138,7 +140,7 @@ class PartialFolder {
               return step_of(name) >= 0 || name == folder.filename() || name == latest_file;
             },
             is_fenced) {
-    check_folder(out, folder);  // another one may have saved until now
+    check_folder(out, folder);  // again: another writer may have saved
     std::error_code error;
     if (!fs::create_directory(partial_, error))
       throw SystemError("making folder " + partial_.string(), error.value());
@@ -157,7 +159,7 @@ class PartialFolder {
       sys::flush_folder(out);
       if (step_of(folder) >= 0) point_latest(out);
     } catch (const SystemError&) {
-      fs::rename(folder, partial_, error);  // it has the name, and may not for long
+      fs::rename(folder, partial_, error);  // undo: the save has failed
       point_latest_quietly(out);
       throw;
     }
@@ -189,7 +191,7 @@ LayoutJson layout_json(const TrainingState& state, const SaveOptions& options, i
   json.state.ranks = ranks;
   if (options.scheduler != nullptr) json.scheduler = texts_of(options.scheduler->state());
   if (options.scaler != nullptr) json.scaler = texts_of(options.scaler->state());
-  (void)json_text(json);  // or it would be found out when all else is written
+  (void)json_text(json);  // throws now, not after all files are written
   return json;
 }
 
@@ -239,7 +241,7 @@ Content content_of(Group& group, const Handle& handle, const torch::optim::Optim
   together(group, [&] {
     if (!group.is_root()) return;
     content.json.parts = parts_text(content.files.front().tensors.by_rank());
-    (void)json_text(content.json);  // with the parts it may be too long
+    (void)json_text(content.json);  // throws if the text is now too long
   });
   return content;
 }
@@ -272,7 +274,7 @@ fs::path write_content(Group& group, const fs::path& out, Content& content) {
     if (content.before_naming) content.before_naming();
     own->become(folder);
     remove_all_but(out, content.keep);
-    own.reset();  // no lock is left where another rank looks
+    own.reset();  // unlocks before other ranks may look
   });
   return folder;
 }

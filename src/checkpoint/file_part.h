@@ -21,19 +21,19 @@ using parallel::names_of;
 using parallel::names_of_all;
 using parallel::no_elements;
 
-// A part that is to be written. Its tensor has no elements: values() gives them when they are
-// written, since making them may take memory. A buffer is written by the lowest rank that has it.
+// A part to write. Its tensor has no elements: values() returns them at the time of writing,
+// because making them may take memory. The lowest rank that has a buffer writes it.
 struct FilePart {
   Part part;
   // Returns a tensor of the sizes of the whole, or the elements in the order of the slice in one
   // dimension.
   std::function<at::Tensor()> values;
-  bool goes_with_the_next = false;  // the values are used before those of another part are asked
+  bool goes_with_the_next = false;  // use the values before calling values() of another part
 
   [[nodiscard]] c10::ScalarType dtype() const { return part.tensor.scalar_type(); }
 };
 
-// The parts alone.
+// Returns the part of each FilePart.
 [[nodiscard]] inline std::vector<Part> parts_of(const std::vector<FilePart>& files) {
   std::vector<Part> parts;
   for (const FilePart& one : files) parts.push_back(one.part);
@@ -50,7 +50,7 @@ struct FilePart {
 
 inline constexpr CallOptions part_call{.tag = "checkpoint"};
 
-// Elements that are copied at once where they cannot be written or read in place, or checked.
+// How many bytes are copied at once if they cannot be read, written or checked in place.
 inline constexpr std::int64_t staging_bytes = std::int64_t{4} << 20;
 
 [[nodiscard]] inline std::int64_t elements_at_once(c10::ScalarType dtype) {

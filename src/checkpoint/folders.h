@@ -32,14 +32,14 @@ inline constexpr const char* index_file = "model.safetensors.index.json";
 inline constexpr std::array tensor_files{model_file, optimizer_file, ignored_file, own_file,
                                          random_file};
 
-// Returns true for these two files.
+// Returns true for ignored_file and own_file.
 constexpr bool may_be_missing(std::string_view name) {
   return name == ignored_file || name == own_file;
 }
 
 inline constexpr const char* layout_file = "layout.json";
 
-// Beside the folders: contains the name of the newest one.
+// The file beside the checkpoint folders that contains the name of the newest one.
 inline constexpr const char* latest_file = "LATEST";
 
 // Returns the result of `read`; adds the path of the file to the front of its BadInput errors.

@@ -36,8 +36,8 @@ std::string text_checksum(const std::string& text) {
 // file.
 std::string checksum_of(const nlohmann::json& values) { return text_checksum(values.dump()); }
 
-// The values of layout.json. Each must have its own type: the JSON library would make an integer
-// of 1.5, and wrap what is too large.
+// The values of layout.json. Each must have the right JSON type: the library would convert 1.5 to
+// an integer, and would wrap integers that are too large.
 class JsonFields {
  public:
   JsonFields(fs::path path, const std::string& text) : path_(std::move(path)) {
@@ -119,7 +119,7 @@ class JsonFields {
       fail(formatted("expected format {}, found {}", format_version, shown(found)));
   }
 
-  // Last, because what else is wrong says more.
+  // Call last: the other checks have more specific messages.
   void check_checksum() const {
     const nlohmann::json& expected = at(own_checksum_key);
     nlohmann::json rest = json_;
@@ -190,8 +190,8 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
-// "all", "[0, 3] + [4, 3]", "[0, 3] + [4, 3] elements 4-8", and the last one with " order [1, 0]"
-// where that is not row-major.
+// Returns "all", "[0, 3] + [4, 3]" or "[0, 3] + [4, 3] elements 4-8"; if the memory is not
+// row-major, the last form with " order [1, 0]".
 std::string slice_text(const layout::TensorSlice& slice) {
   const bool is_box = slice.numel() == layout::numel_of(slice.box);
   if (slice.is_whole()) return "all";

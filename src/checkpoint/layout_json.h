@@ -34,25 +34,27 @@ struct LayoutJson {
     const std::vector<std::vector<Part>>& by_rank);
 
 // Returns a checksum of eight digits: of the header of a safetensors file, which contains the
-// checksums of its tensors, or of a whole index file. BadInput and SystemError name the file.
+// checksums of its tensors, or of a whole index file. Throws BadInput and SystemError, which name
+// the file.
 [[nodiscard]] std::string file_checksum(const std::filesystem::path& file);
-// Returns true if the noted files include `name`, as one file or as an index of shards.
+// Returns true if LayoutJson::files include `name`, as one file or as an index of shards.
 [[nodiscard]] bool has_file(const LayoutJson& json, const std::string& name);
-// Notes the files of the folder.
+// Sets LayoutJson::files to the files of the folder.
 void seal(LayoutJson& json, const std::filesystem::path& folder);
-// Throws BadInput with the name of the first noted file that is missing or has another checksum.
+// Throws BadInput, which names the first of LayoutJson::files that is missing or has another
+// checksum.
 void check_sealed(const LayoutJson& json, const std::filesystem::path& folder);
-// Throws BadInput unless each of these files of the folder was noted, so that only saved files are
+// Throws BadInput unless all of these files are in LayoutJson::files, so that only saved files are
 // read.
 void check_noted(const LayoutJson& json, std::span<const std::filesystem::path> files);
 
-// Returns the text of the file, with a checksum of its own. InvalidArgument names a text that is
-// not UTF-8.
+// Returns the text of the file, including a checksum of this text. Throws InvalidArgument, which
+// names the text, if a text is not UTF-8.
 [[nodiscard]] std::string json_text(const LayoutJson& json);
 
 // Returns the content of the folder's file. Throws BadInput and SystemError.
 [[nodiscard]] std::string read_json_text(const std::filesystem::path& folder);
-// Parses `text`. BadInput names the file and the error in it.
+// Parses `text`. Throws BadInput, which names the file and the error in it.
 [[nodiscard]] LayoutJson parse_json_text(const std::filesystem::path& folder,
                                          const std::string& text);
 

@@ -32,7 +32,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// One of the texts of a scheduler or a scaler, by its place in layout.json.
+// A text of a scheduler or a scaler, and its place in layout.json.
 struct TextIn {
   const Metadata& texts;
   std::string_view of;
@@ -86,7 +86,7 @@ void check_is_wanted(std::string_view what, bool is_saved, bool is_given) {
               what);
 }
 
-// The states that are saved beside model and optimizer, as read on every rank.
+// The states that are saved beside model and optimizer. Every rank has them after reading.
 struct Beside {
   TrainingState state;
   std::optional<optim::Scheduler::State> scheduler;
@@ -110,7 +110,7 @@ Beside fitting(const LayoutJson& json, const LoadOptions& options) {
   return beside;
 }
 
-// Rank 0's, and whether this rank sees the same folder or a copy of it.
+// Rank 0's layout.json, and whether this rank sees the same folder or a copy of it.
 struct SeenJson {
   LayoutJson json;
   SeenFiles seen = SeenFiles::same;
@@ -121,7 +121,7 @@ SeenFiles seen_by_other(const fs::path& folder, const std::string& text_of_root)
   if (!fs::exists(folder / layout_file, error) && !error) return SeenFiles::others;
   const std::string own = read_json_text(folder);
   if (own == text_of_root) return SeenFiles::same;
-  (void)parse_json_text(folder, own);  // another checkpoint, or a damaged copy
+  (void)parse_json_text(folder, own);  // throws for a damaged copy
   return SeenFiles::others;
 }
 
@@ -139,7 +139,7 @@ SeenJson read_json(Group& group, const fs::path& folder) {
   return found;
 }
 
-// The files of a folder that hold tensors; their headers are those that layout.json names.
+// The files of a folder that hold tensors. Their headers have the checksums in layout.json.
 struct Files {
   PartsReader model, kept, random;
   std::optional<PartsReader> ignored, own;
@@ -256,7 +256,8 @@ class DistributedModel {
   DistributedModel(const std::filesystem::path& folder, const std::string& key)
       : folder_(folder, {.map = true}), shown_(folder.string()), prefix_(key + ".") {}
 
-  // Names of the folder that this rank's parts have; BadInput for one that does not fit.
+  // Returns the names in the folder of this rank's parts. Throws BadInput for a tensor that does
+  // not match its part.
   [[nodiscard]] std::set<std::string> check_fits(const std::vector<Part>& state) const {
     std::set<std::string> known;
     for (const Part& part : state) {
@@ -280,7 +281,7 @@ class DistributedModel {
                   "{}: '{}' is a tensor that the model does not have", shown_, visible(name));
   }
 
-  // A tied tensor has its values under any of its names.
+  // The folder has a tied tensor under each of its names, so the first name is enough.
   void fill(const Part& part) const {
     const DistributedFolder::Entry& entry = folder_.entries().at(names_of(part).front());
     const std::vector<layout::Box> boxes = layout::boxes_of(part.slice);

@@ -41,7 +41,7 @@ void check_entry(const Part& part, const std::string& name, const TensorEntry& e
               visible(name));
 }
 
-// The names that the file has for a part, at least one.
+// Returns those names of a part that are in the file. Throws BadInput if no name is.
 std::vector<std::string> names_in(const PartsReader& file, const Part& part) {
   std::vector<std::string> names = names_of(part);
   std::erase_if(names, [&](const std::string& name) { return file.find(name) == nullptr; });
@@ -57,8 +57,8 @@ void check_all_known(const PartsReader& file, const std::set<std::string>& known
                 visible(entry.name));
 }
 
-// Collective: `check_own` compares this rank's parts and names their tensors; the file must have
-// none but those of all ranks.
+// Collective. `check_own` checks this rank's parts and adds the names of their tensors to the set.
+// Throws CommonFailure if the file has a tensor that no rank has.
 void check_fits(PartsReader& file, const std::function<void(std::set<std::string>&)>& check_own) {
   std::set<std::string> known;
   together(file.group(), [&] { file.in_file([&] { check_own(known); }); });
@@ -66,7 +66,7 @@ void check_fits(PartsReader& file, const std::function<void(std::set<std::string
   together(file.group(), [&] { file.in_file([&] { check_all_known(file, known); }); });
 }
 
-// Under one of its names the part is filled; under the others values are only compared.
+// Fills each part from one of its names; values under its other names are only compared.
 void read_parts(const std::vector<Part>& state, PartsReader& model) {
   std::vector<Part> parts, copies;
   std::vector<const Part*> tied;

@@ -33,7 +33,8 @@ void check_parameters(const GroupOptions& groups, const std::vector<Part>& param
         groups.size() - found);
 }
 
-// The fields of the parameter that was looked at last: small formats are widened once for all.
+// Caches the fields of the last parameter, so that 8-bit and 16-bit formats are converted to
+// float32 once for all fields.
 class LatestFields {
  public:
   LatestFields(const torch::optim::Optimizer& optimizer, std::shared_ptr<optim::StateMemory> memory)
@@ -62,7 +63,7 @@ layout::TensorSlice slice_of(const std::string& field, const Part& parameter) {
   return field == step_field ? layout::whole_slice({}) : parameter.slice;
 }
 
-// field -> what the file has for it.
+// Returns the file's entries of a parameter's state, by field.
 std::map<std::string, const TensorEntry*> fields_in(const PartsReader& file,
                                                     const std::string& parameter) {
   std::map<std::string, const TensorEntry*> fields;
@@ -111,7 +112,8 @@ struct OptimizerReading::Kept {
     fields[field] = std::move(tensor);
   }
 
-  // As the parameter lies, in ordinary memory or where the handle wants state to be.
+  // Returns an empty tensor with the parameter's memory layout, in ordinary memory or in the
+  // handle's state memory.
   [[nodiscard]] at::Tensor empty_field(at::ScalarType dtype, optim::StateMemory* memory) const {
     // In grad mode this would be an activation of a block that checkpoint_activations() marked.
     at::NoGradGuard no_grad;
@@ -156,7 +158,7 @@ void OptimizerReading::check() const {
   }
 }
 
-// Collective: of all ranks' parameters.
+// Collective. Throws CommonFailure if the file has state of a parameter that no rank has.
 void OptimizerReading::check_all_known() const {
   std::set<std::string> known;
   for (const Kept& one : kept_)
@@ -172,7 +174,8 @@ void OptimizerReading::check_all_known() const {
   });
 }
 
-// A few bytes each, so they are looked at before anything is changed.
+// Reads the step counts first, because they are small: errors in them are found before anything is
+// changed.
 void OptimizerReading::read_steps() {
   std::vector<Part> to_fill;
   for (Kept& one : kept_)
@@ -187,7 +190,7 @@ void OptimizerReading::read_steps() {
   });
 }
 
-// Collective: returns true if every rank has room. The ranks of a host ask at the same time, so
+// Collective. Returns true if every rank has room. The ranks of a host ask at the same time, so
 // each of them counts on an equal share of the available memory, which excludes memory that the
 // system would have to take from other processes.
 bool OptimizerReading::has_room_beside_old_state() const {
@@ -214,7 +217,7 @@ bool OptimizerReading::has_room_beside_old_state() const {
 void OptimizerReading::read(bool verify) {
   const bool reads_once = verify && has_room_beside_old_state();
   if (verify && !reads_once) file_.verify();
-  if (!reads_once) optimizer_.state().clear();  // so that old and new are not there together
+  if (!reads_once) optimizer_.state().clear();  // old and new state never exist together
   std::shared_ptr<optim::StateMemory> memory = handle_.state_memory();
   std::vector<Part> to_fill;
   together(file_.group(), [&] {

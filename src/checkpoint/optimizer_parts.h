@@ -15,7 +15,7 @@ class Optimizer;
 namespace lockstep::checkpoint {
 
 // Not collective; the result refers to the optimizer. Throws InvalidArgument, which names the
-// optimizer, if it cannot be saved or has parameters that are not the handle's.
+// optimizer, if the optimizer cannot be saved or has parameters that are not the handle's.
 [[nodiscard]] std::vector<FilePart> optimizer_parts(const torch::optim::Optimizer& optimizer,
                                                     const Handle& handle);
 

@@ -244,8 +244,9 @@ std::span<std::byte> PartsReader::staging_of(std::size_t worker) {
   return std::span(staging_).subspan(worker * read_at_once, read_at_once);
 }
 
-// Copies past the caches to the destination: the bytes that were just summed up are still in the
-// cache of the core that read them, so this is faster than reading into the destination directly.
+// Reads into a small buffer, computes the checksum, and copies to the destination with stores that
+// bypass the caches. The bytes are still in the core's cache after the checksum, so this is faster
+// than reading into the destination directly.
 void PartsReader::read_stretches(std::span<const Stretch> stretches) {
   staging_.resize(piece_workers() * read_at_once);
   std::vector<std::uint64_t> lengths;
@@ -278,10 +279,10 @@ PartsReader::Stretch PartsReader::stretch_of(const TensorEntry& entry, const lay
           .share = share};
 }
 
-// Parts that take bytes exactly as they are in the file are queued, to be read together with
-// others.
+// Queues parts whose memory has the file's format, to be read together with other parts; copies
+// other parts immediately.
 void PartsReader::fill_own(const Part& part, std::uint32_t* share) {
-  constexpr std::size_t most_waiting = 4096;  // of parts in many small runs
+  constexpr std::size_t most_waiting = 4096;  // limits memory if runs are small
   const TensorEntry& entry = *find(part.name);
   const auto copy = [&](const layout::Box& run) {
     const at::Tensor dense = host_tensor(run, entry.dtype);
@@ -300,7 +301,8 @@ void PartsReader::fill_own(const Part& part, std::uint32_t* share) {
     });
 }
 
-// Sends what it could not read all the same: an `error` here must not leave the other one waiting.
+// Also sends bytes that it could not read: an `error` of this rank must not leave the other rank
+// waiting.
 void PartsReader::serve(int rank, const Part& part, std::exception_ptr& error) {
   const TensorEntry& entry = *find(part.name);
   for (const layout::Box& box : layout::boxes_of(part.slice))

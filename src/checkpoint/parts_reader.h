@@ -1,11 +1,12 @@
-// Reads a safetensors file, or the shards that an index names (shards.h), into the parts that ranks
-// have of the tensors: each rank reads the bytes of its own parts, into them where they lie so.
+// Reads a safetensors file, or the shards that an index names (shards.h), into the parts of the
+// tensors that ranks have. Each rank reads the bytes of its own parts, directly into a part if its
+// memory has the file's order.
 //
 // Rank 0 must see the files. A rank that does not see the same files gets its parts from rank 0, a
 // few megabytes at a time. With a group of one rank everything is local.
 //
-// Bytes are read, not mapped: a file that becomes shorter or a disk that fails is an error then,
-// and no signal.
+// Bytes are read, not mapped, so that a truncated file or a failing disk causes an exception
+// instead of SIGBUS.
 #pragma once
 
 #include "checkpoint/file_part.h"
@@ -31,34 +32,34 @@ namespace lockstep::checkpoint {
 
 // How the files that a rank sees under this path relate to the files of rank 0.
 enum class SeenFiles {
-  unknown,  // none, or others, are passed over; what cannot be read is an error
-  same,     // rank 0's own or copies of them: any difference is damage
-  others    // another checkpoint's, or none: they are not looked at
+  unknown,  // missing or other files are ignored; a read error is thrown
+  same,     // rank 0's files or copies of them: any difference is damage
+  others    // another checkpoint's, or none: not opened
 };
 
 class PartsReader {
  public:
-  // Collective: rank 0's headers on every rank, checked. CommonFailure on every rank for a file
-  // that is not there or makes no sense, and for shards that are not those of their index.
+  // Collective. Gives rank 0's headers to every rank and checks them. Throws CommonFailure on every
+  // rank if a file is missing or invalid, or if shards do not match their index.
   PartsReader(Group& group, const std::filesystem::path& path, SeenFiles seen = SeenFiles::unknown);
 
-  // The file, or the index if there are shards.
+  // Returns the path of the file, or of the index if there are shards.
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-  // The file, or the shards.
+  // Returns the path of the file, or the paths of the shards.
   [[nodiscard]] std::vector<std::filesystem::path> files() const;
   [[nodiscard]] Group& group() const { return group_; }
-  // The entries of all files. Offsets count in the tensor's own file.
+  // Returns the entries of all files. Offsets are relative to the tensor's own file.
   [[nodiscard]] const std::vector<TensorEntry>& entries() const { return entries_; }
   // The metadata of the first file.
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const;
   [[nodiscard]] bool has_checksum(const TensorEntry& entry) const;
-  // The number of each entry.
+  // Maps each name to its index in entries().
   [[nodiscard]] const std::map<std::string, std::size_t>& by_name() const { return by_name_; }
   // Returns null if there is no tensor of that name.
   [[nodiscard]] const TensorEntry* find(const std::string& name) const;
 
-  // Collective: the ranks that read one copy of the files read it once between them, and the
-  // checksums are compared. CommonFailure names the tensor that is damaged.
+  // Collective. Compares the checksums: ranks that see the same copy of the files divide its bytes
+  // among them, so that it is read once. Throws CommonFailure, which names the damaged tensor.
   void verify();
 
   // Collective. The files must have a tensor of each name, with the slice's sizes and the tensor's
@@ -69,18 +70,18 @@ class PartsReader {
 
   // Combines verify() and read(). If the parts of the ranks that share a copy cover a tensor, each
   // rank computes checksums while it reads its parts, and the tensor is read once; other tensors
-  // are first read for verification. CommonFailure names the tensor that is damaged; parts may be
-  // filled in that case.
+  // are first read for verification. Throws CommonFailure, which names the damaged tensor; parts
+  // may be filled in that case.
   void read_and_verify(const std::vector<Part>& parts, const AfterEach& after_each = {});
 
-  // Local, on a rank that sees the files: returns a whole tensor, after comparing its checksum if
-  // it has one. Throws BadInput and SystemError.
+  // Not collective; for a rank that sees the files. Returns a whole tensor, after comparing its
+  // checksum if it has one. Throws BadInput and SystemError.
   [[nodiscard]] at::Tensor read_whole(const TensorEntry& entry);
   // Reads some bytes of the tensor, from `offset` on.
   void read_bytes(const TensorEntry& entry, std::uint64_t offset, std::span<std::byte> bytes);
 
-  // Local. The bytes of tensors that this rank has read for parts (its own, and those of ranks that
-  // do not see the files), and the bytes that it has read only to compare checksums.
+  // Not collective. Return the tensor bytes that this rank has read for parts (its own, and those
+  // of ranks that do not see the files), and the bytes that it has read only to compare checksums.
   [[nodiscard]] std::uint64_t bytes_read() const { return bytes_read_; }
   [[nodiscard]] std::uint64_t bytes_verified() const { return bytes_verified_; }
 
@@ -90,8 +91,8 @@ class PartsReader {
  private:
   // The checksums that a rank computes while it reads its parts.
   struct SummedParts {
-    std::vector<bool> tensors;          // by entry: those that all parts together are
-    std::vector<bool> own;              // by part of this rank: whether it counts
+    std::vector<bool> tensors;          // by entry: true if the parts cover it
+    std::vector<bool> own;              // by part of this rank: true if summed
     std::vector<std::uint32_t> shares;  // by entry
   };
 
@@ -120,8 +121,8 @@ class PartsReader {
     const TensorEntry* entry = nullptr;
     std::uint64_t offset = 0;
     std::span<std::byte> bytes;
-    std::uint32_t* share = nullptr;  // what they add to the tensor's checksum, where that is wanted
-    bool is_read_again = false;      // soon, so they are to stay in the cache
+    std::uint32_t* share = nullptr;  // their share of the checksum, or null
+    bool is_read_again = false;      // soon: keep the bytes in the cache
   };
   void read_stretches(std::span<const Stretch> stretches);
   void read_waiting();
@@ -144,7 +145,7 @@ class PartsReader {
 
   Group& group_;
   std::filesystem::path path_;
-  std::vector<Shard> shards_;  // with files where this rank sees them
+  std::vector<Shard> shards_;  // open if this rank sees the files
   // By rank: no_copy if the rank does not see the files, otherwise the number of the copy that it
   // reads. Hosts without a shared disk have separate copies.
   static constexpr std::int64_t no_copy = 0;

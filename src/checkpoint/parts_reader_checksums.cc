@@ -18,7 +18,7 @@
 namespace lockstep::checkpoint {
 namespace {
 
-// The ranks that have one slice of a tensor, and which of their parts it is.
+// The ranks that have one slice of a tensor, and the index of the slice among each rank's parts.
 struct SameParts {
   const layout::TensorSlice* slice = nullptr;
   std::vector<std::pair<std::size_t, std::size_t>> ranks;
@@ -55,7 +55,8 @@ bool are_whole(const std::vector<SameParts>& slices, const std::vector<std::int6
 
 }  // namespace
 
-// If several ranks read the same slice, one of them computes its checksum. The ranks take turns.
+// If several ranks read the same slice, one of them computes its checksum; the ranks take turns
+// from slice to slice.
 PartsReader::SummedParts PartsReader::to_sum(const std::vector<std::vector<Part>>& wanted) const {
   const auto own = static_cast<std::size_t>(group_.rank());
   SummedParts found{.tensors = std::vector<bool>(entries_.size()),
@@ -78,7 +79,7 @@ PartsReader::SummedParts PartsReader::to_sum(const std::vector<std::vector<Part>
   return found;
 }
 
-// Ranks that read one copy of the files divide their bytes between them.
+// Ranks that read one copy of the files divide its bytes among them.
 PartsReader::Shares PartsReader::own_shares(const std::vector<bool>& are_passed_over) {
   const std::int64_t own = copies_[static_cast<std::size_t>(group_.rank())];
   std::span before(copies_.data(), static_cast<std::size_t>(group_.rank()));
@@ -127,7 +128,7 @@ void PartsReader::compare_all(const Shares& own) {
                   at::from_blob(const_cast<std::int64_t*>(shares.data()), {count}, at::kLong),
                   part_call)
       .wait();
-  // A rank that does not see the files gets what rank 0 reads.
+  // A rank that does not see the files gets data of the copy that rank 0 reads.
   const std::int64_t copy = copies_[static_cast<std::size_t>(sees() ? group_.rank() : 0)];
   together(group_, [&] {
     for (std::size_t i = 0; i < shares.size(); ++i) {

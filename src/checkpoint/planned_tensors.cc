@@ -36,7 +36,7 @@ std::size_t bytes_of(const PlannedBox& box, const TensorEntry& of) {
   return static_cast<std::size_t>(layout::numel_of(box.box)) * c10::elementSize(of.dtype);
 }
 
-// A run as a box of `box`, which holds it.
+// Returns `run`, a box of the whole tensor, relative to `box`, which contains it.
 layout::Box within(const layout::Box& run, const layout::Box& box) {
   layout::Box inner = run;
   for (std::size_t dim = 0; dim < inner.offsets.size(); ++dim)
@@ -44,13 +44,14 @@ layout::Box within(const layout::Box& run, const layout::Box& box) {
   return inner;
 }
 
-// Copies of dense tensors, which the training waits for: several threads take them, many tensors
-// at a time, and nothing of it stays in the caches that the next step needs.
+// Copies dense tensors while training waits: several threads copy many tensors at a time, with
+// stores that bypass the caches, which the next step needs.
 class DenseCopies {
  public:
-  // `values` stays until it is copied.
+  // Copies at a later call, in finish() at the latest: the memory of `values` must keep its
+  // contents until then.
   void add(std::byte* to, at::Tensor values) {
-    constexpr std::uint64_t held_at_once = std::uint64_t{64} << 20;  // it may be in memory for this
+    constexpr std::uint64_t held_at_once = std::uint64_t{64} << 20;  // limits temporary tensors
     lengths_.push_back(values.nbytes());
     bytes_ += values.nbytes();
     copies_.emplace_back(to, std::move(values));

@@ -1,6 +1,6 @@
-// PlannedTensors: a safetensors file, or shards of one (shards.h), that is about to be written:
-// what all ranks have of its tensors, which rank writes which elements, and those that this rank
-// writes, as they are now or as they were when a snapshot was taken.
+// PlannedTensors: a safetensors file, or shards of one (shards.h), to be written. It knows the
+// parts of all ranks and which rank writes which elements, and returns the values of the elements
+// that this rank writes: the current values, or those of a snapshot.
 #pragma once
 
 #include "checkpoint/file_part.h"
@@ -21,8 +21,8 @@ namespace lockstep::checkpoint {
 
 class PlannedTensors {
  public:
-  // Collective. CommonFailure as plan_writing(). Rank 0's metadata count; `sharding` is the same on
-  // all ranks.
+  // Collective. Throws CommonFailure where plan_writing() throws. Only rank 0's `metadata` is used;
+  // `sharding` must be the same on all ranks.
   PlannedTensors(Group& group, std::vector<FilePart> parts, Metadata metadata,
                  const Sharding& sharding = {.files = 1});
   PlannedTensors(PlannedTensors&&) noexcept = default;
@@ -37,18 +37,19 @@ class PlannedTensors {
   // Returns the size of each file; valid on rank 0.
   [[nodiscard]] std::vector<std::uint64_t> bytes_by_shard() const;
 
-  // Bytes that a snapshot on this rank takes.
+  // Returns the bytes that a snapshot needs on this rank.
   [[nodiscard]] std::size_t snapshot_bytes() const;
-  // Local: copies the elements that this rank writes, dense, into so many bytes of the caller's.
-  // The parts are not asked any more. The bytes must stay until the file is written.
+  // Not collective. Copies the elements that this rank writes into `bytes` (snapshot_bytes() of
+  // them), which must stay valid until the file is written. The parts are not used afterwards.
   void take_snapshot(std::span<std::byte> bytes);
 
-  // Returns a run of box number `own` among the boxes that this rank holds, in the order of the
-  // plan. The tensor is dense and in host memory; it is a copy only if the part is not.
+  // Returns a run of this rank's box number `own`, in the order of the plan. The tensor is dense
+  // and in host memory; it is a copy only if the part is not dense or not in host memory.
   [[nodiscard]] at::Tensor elements(std::size_t own, const layout::Box& run);
 
  private:
-  // A rank may have several parts of a tensor, as of a fused weight under tensor parallelism.
+  // A rank may have several parts of one tensor, for example of a fused weight under tensor
+  // parallelism.
   [[nodiscard]] const FilePart& part_with(const std::string& name, const layout::Box& run) const;
   [[nodiscard]] const at::Tensor& values_of(const FilePart& part);
 
@@ -60,7 +61,7 @@ class PlannedTensors {
   WritePlan plan_;  // with this rank's boxes
   std::span<std::byte> snapshot_;
   std::vector<std::size_t> places_;  // of the boxes in the snapshot
-  at::Tensor values_;                // of the part that was asked last
+  at::Tensor values_;                // of the part that was used last
   const FilePart* values_of_ = nullptr;
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 std::string name_of_state(int rank) { return formatted("rank{}", rank); }
 
-// Before it is read: a file may say that a state is as large as it likes.
+// Checks dtype and size before the state is read: a damaged file may claim any size.
 void check_kind(const std::filesystem::path& file, const TensorEntry& entry) {
   check_input(entry.dtype == at::kByte && entry.shape.size() == 1,
               "{}: {}: expected a generator's state as bytes, U8 [n], found {} [{}]", file.string(),

@@ -26,7 +26,7 @@ namespace lockstep::checkpoint {
 void check_random_states(PartsReader& file, int ranks);
 
 // Collective. Restores this rank's generator from the state it saved. The file must have been
-// checked, and as many ranks must load it as saved it.
+// checked, and must have one state per rank of the group.
 void load_random_state(PartsReader& file);
 
 // Returns the prefix, in a file, of the names of tensors that belong to one rank: "rank3.".

@@ -58,7 +58,8 @@ std::string_view written_dtype(const TensorEntry& entry) {
 constexpr int most_nested = 4;
 constexpr std::size_t most_dims = 64;  // the limit of LibTorch's operations
 
-// Returns std::nullopt on overflow, also if a size of 0 hides it: the strides would overflow.
+// Returns std::nullopt if the number of bytes overflows, even if a size of 0 makes the product 0:
+// the strides would overflow.
 std::optional<std::uint64_t> bytes_of(c10::ScalarType dtype,
                                       const std::vector<std::int64_t>& shape) {
   std::uint64_t bytes = c10::elementSize(dtype);

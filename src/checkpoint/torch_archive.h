@@ -20,7 +20,7 @@ namespace lockstep::checkpoint {
 // (PKWARE, APPNOTE.TXT, sections 4.3 to 4.5: local headers, central directory, ZIP64).
 //
 // Strict: refuses features that torch.save() does not use, and input that two readers could
-// interpret differently. Allocates nothing by a length that the archive only claims.
+// interpret differently. Never allocates memory according to an unchecked length in the archive.
 
 struct ZipRecord {
   std::uint64_t begin = 0;  // of its bytes in the file

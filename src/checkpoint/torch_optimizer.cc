@@ -30,7 +30,7 @@ namespace {
 using namespace torch::optim;
 using c10::IValue;
 
-// The hyperparameters that both have, under Python's names.
+// Visits the hyperparameters that Python's optimizer also has, under Python's names.
 template <class Options, class Visit>
 void visit_adam(Options& options, Visit&& visit) {
   visit("lr", options.lr());
@@ -66,7 +66,8 @@ void visit_options(OptimizerOptions& options, Visit&& visit) {
   }
 }
 
-// Returns true if weight decay is decoupled (AdamW), false for Adam, nothing for other optimizers.
+// Returns true if weight decay is decoupled (AdamW), false for Adam, std::nullopt for other
+// optimizers.
 std::optional<bool> is_decoupled(const OptimizerOptions& options) {
   if (dynamic_cast<const AdamWOptions*>(&options) != nullptr) return true;
   if (dynamic_cast<const AdamOptions*>(&options) != nullptr) return false;
@@ -86,7 +87,7 @@ struct ToPython {
 
 Dict group_of(const OptimizerParamGroup& group, std::int64_t first) {
   Dict described = empty_dict();
-  // Only looked at.
+  // The options are only read.
   visit_options(const_cast<OptimizerOptions&>(group.options()), ToPython{described});
   for (const char* flag : {"maximize", "differentiable", "capturable"})
     described.insert(flag, false);
@@ -163,7 +164,7 @@ struct FromPython {
   }
 };
 
-// The file's key of each parameter of a group, in order.
+// Returns the file's key of each parameter of a group, in order.
 std::vector<IValue> keys_of(const Dict& group, const std::string& where, std::size_t expected) {
   const IValue params = member(group, "params");
   check_input(params.isList(), "optimizer's {}params: expected a list, found {}", where,
@@ -242,7 +243,7 @@ LoadedGroup loaded_group(const OptimizerParamGroup& group, const Dict& saved, co
 }  // namespace
 
 c10::IValue torch_optimizer(const Optimizer& optimizer) {
-  (void)GroupOptions(optimizer);  // refuses what has no names here
+  (void)GroupOptions(optimizer);  // throws for unsupported optimizers
   Dict states = empty_dict();
   c10::impl::GenericList groups(c10::AnyType::get());
   std::int64_t number = 0;

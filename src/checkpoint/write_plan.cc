@@ -77,8 +77,9 @@ std::size_t count_of_shards(const std::vector<const PlannedTensor*>& tensors,
       std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, std::ssize(tensors))));
 }
 
-// By tensor, the number of its file: the largest first, each to that which has the fewest bytes,
-// and of equal ones to that with the fewest tensors, so that none stays empty.
+// Returns the file number of each tensor. Assigns tensors in descending size, each to the file with
+// the fewest bytes; among equal files, to the file with the fewest tensors, so that no file stays
+// empty.
 std::vector<std::size_t> shards_of(const std::vector<const PlannedTensor*>& tensors,
                                    const Sharding& sharding) {
   std::vector<std::pair<std::int64_t, std::size_t>> filled(count_of_shards(tensors, sharding));

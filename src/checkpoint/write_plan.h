@@ -25,8 +25,8 @@ struct PlannedBox {
 };
 
 struct WritePlan {
-  std::vector<SafetensorsHeader> shards;  // one at least; with a checksum of zeros for each tensor
-  std::vector<PlannedBox> boxes;          // of the ranks that were asked for, by tensor
+  std::vector<SafetensorsHeader> shards;  // at least one; checksums are zeros
+  std::vector<PlannedBox> boxes;          // of the wanted ranks, by tensor
 
   [[nodiscard]] const TensorEntry& entry(const PlannedBox& box) const {
     return shards[box.shard].entries[box.tensor];
@@ -34,10 +34,10 @@ struct WritePlan {
 };
 
 // `by_rank`: each rank's parts. If several ranks have the same slice, a large slice is divided
-// among them evenly, and a small one goes to the rank that has the fewest bytes so far; that of a
-// buffer goes to the lowest rank. `wanted[rank]`: true if the rank's boxes go into the plan. Throws
-// InvalidArgument with the name of a tensor that ranks have in different dtypes or sizes, that is
-// not complete, or that cannot be stored in a file.
+// among them evenly, a small slice goes to the rank that has the fewest bytes so far, and a slice
+// of a buffer goes to the lowest rank. `wanted[rank]`: true if the rank's boxes go into the plan.
+// Throws InvalidArgument, which names the tensor, if ranks have it in different dtypes or sizes, it
+// is incomplete, or it cannot be stored in a file.
 [[nodiscard]] WritePlan plan_writing(const std::vector<std::vector<Part>>& by_rank,
                                      const Metadata& metadata, const std::vector<bool>& wanted,
                                      const Sharding& sharding = {});

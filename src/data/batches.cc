@@ -20,8 +20,8 @@ void Arrival::wait() const {
   const c10::Stream current =
       guard_of(tensors_.front().device()).getStream(tensors_.front().device());
   copied_->block(current);
-  // The memory belongs to the stream of the copies, which would otherwise get it back as soon as
-  // the tensor is released.
+  // The memory was allocated on the copy stream. Without record_stream(), it could be reused there
+  // as soon as the tensor is released.
   for (const at::Tensor& tensor : tensors_) tensor.record_stream(current);
 }
 
@@ -42,7 +42,8 @@ void DeviceCopies::pin(at::Tensor& tensor) const {
 
 Arrival DeviceCopies::begin(std::span<at::Tensor* const> tensors) const {
   const at::NoGradGuard no_gradients;
-  // Pinning also uses the current device: a thread of its own would wake up device 0.
+  // Pinning uses the current device as well: without this guard, a new thread would create a
+  // context on device 0.
   const c10::OptionalStreamGuard guard(stream_);
   Arrival arrival;
   for (at::Tensor* tensor : tensors) {

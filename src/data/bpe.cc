@@ -26,7 +26,7 @@ namespace lockstep::data {
 // The contents of the two files of a byte-pair encoding, checked.
 struct BpeTables {
   struct Merge {
-    std::int32_t rank;    // the first of the list has 0
+    std::int32_t rank;    // position in the list, from 0
     std::int32_t result;  // the token that the two become
   };
 
@@ -56,8 +56,8 @@ std::string content_of(const fs::path& file) {
   }
 }
 
-// GPT-2's spelling: printing characters of Latin-1 stand for themselves, and the other bytes, in
-// their order, for U+0100 and those behind it.
+// Returns GPT-2's spelling of each byte: printable characters of Latin-1 are spelled as themselves,
+// and the other bytes, in order, as U+0100, U+0101, ...
 std::array<char32_t, 256> spelling_of_bytes() {
   auto prints = [](int byte) {
     return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) ||
@@ -70,7 +70,7 @@ std::array<char32_t, 256> spelling_of_bytes() {
   return spelling;
 }
 
-// Nothing for a text with a character that stands for no byte.
+// Returns std::nullopt if a character of `token` does not stand for a byte.
 std::optional<std::string> bytes_of(std::string_view token) {
   static const std::map<char32_t, char> bytes = [] {
     std::map<char32_t, char> all;
@@ -145,7 +145,7 @@ nlohmann::json json_of(const fs::path& file) {
                 file.string(), visible(found, 200)));
 }
 
-// The text at `key`, or nothing.
+// Returns the text at `key`; empty if it is missing.
 std::string text_at(const nlohmann::json& object, const char* key) {
   if (!object.is_object() || !object.contains(key) || !object.at(key).is_string()) return {};
   return object.at(key).get<std::string>();
@@ -157,15 +157,15 @@ bool flag_at(const nlohmann::json& object, const char* key, bool otherwise) {
   return object.at(key).get<bool>();
 }
 
-// The object in a file; an empty one without the file.
+// Returns the JSON object in a file; an empty object if the file does not exist.
 nlohmann::json object_of(const fs::path& file) {
   if (!fs::exists(file)) return nlohmann::json::object();
   nlohmann::json json = json_of(file);
   return json.is_object() ? json : nlohmann::json::object();
 }
 
-// ByteLevel's own pattern is GPT-2's, and a normalizer or another pre_tokenizer before it changes
-// the words.
+// Throws BadInput unless the only pre_tokenizer is ByteLevel, whose pattern is GPT-2's: a
+// normalizer or another pre_tokenizer before it would change the words.
 void check_tokenizer(const fs::path& file) {
   const nlohmann::json json = json_of(file);
   const bool is_object = json.is_object();
@@ -178,12 +178,12 @@ void check_tokenizer(const fs::path& file) {
     refuse_words(file, formatted("the normalizer {}", json.at("normalizer").dump()));
 }
 
-// Classes of transformers that cut the words of GPT-2 from a vocab.json and a merges.txt.
+// Classes of transformers that use GPT-2's words with a vocab.json and a merges.txt.
 constexpr std::array<std::string_view, 6> classes_with_gpt2_words{
     "GPT2Tokenizer",    "RobertaTokenizer", "BartTokenizer",
     "CodeGenTokenizer", "LEDTokenizer",     "LongformerTokenizer"};
 
-// Models for which transformers takes one of these where no file names a class.
+// Models for which transformers uses one of these classes if no file names a class.
 constexpr std::array<std::string_view, 12> models_with_gpt2_words{
     "gpt2",    "gpt_neo", "gptj",    "gpt_bigcode", "starcoder2", "opt",
     "roberta", "bart",    "codegen", "phi",         "led",        "longformer"};
@@ -193,8 +193,9 @@ bool is_among(const std::array<std::string_view, size>& names, std::string_view 
   return std::ranges::find(names, name) != names.end();
 }
 
-// The files of the hubs that say how a text becomes words, in transformers' order: tokenizer.json,
-// the class in tokenizer_config.json, that in config.json, the model's.
+// Checks that the folder's tokenizer uses GPT-2's words. Looks where transformers looks, in this
+// order: tokenizer.json, tokenizer_class of tokenizer_config.json, tokenizer_class of config.json,
+// model_type of config.json.
 void check_has_gpt2_words(const fs::path& folder) {
   if (const fs::path file = folder / "tokenizer.json"; fs::exists(file))
     return check_tokenizer(file);
@@ -216,7 +217,7 @@ void check_has_gpt2_words(const fs::path& folder) {
     refuse_words(model, formatted("no tokenizer_class, and the model_type {}", type));
 }
 
-// Tokens that may be part of a merge: single bytes, and what merges before have made.
+// Tokens that may be operands of a merge: single bytes and results of earlier merges.
 class MergeReader {
  public:
   MergeReader(fs::path file, BpeTables& tables) : file_(std::move(file)), tables_(tables) {
@@ -296,8 +297,8 @@ struct Bpe::Tables : BpeTables {
 
 namespace {
 
-// The tokens of one word. Neighbours are links in a list and pairs wait in a queue, so that a word
-// of a million letters takes no million passes.
+// The tokens of one word. Neighbours are linked in a list and candidate pairs are kept in a heap,
+// so the time is O(n log n) for a word of n bytes.
 class Word {
  public:
   Word(const BpeTables& tables, std::string_view bytes) : tables_(tables) {
@@ -331,9 +332,9 @@ class Word {
     std::int32_t token, previous, next;  // -1: none
   };
   struct Pair {
-    std::int32_t rank, left;  // by the place of the left one
+    std::int32_t rank, left;  // left: the left neighbour's place
     std::uint64_t key;
-    // The first rank, and of equal ones the leftmost, is on top.
+    // The queue's top is the pair with the lowest rank; among equal ranks, the leftmost pair.
     bool operator<(const Pair& other) const {
       return rank != other.rank ? rank > other.rank : left > other.left;
     }
@@ -348,7 +349,7 @@ class Word {
     auto merge = tables_.merges.find(key);
     if (merge != tables_.merges.end()) waiting_.push({merge->second.rank, left, key});
   }
-  // Neighbours may have been merged with others since.
+  // Returns false if one of the two tokens has been merged since the pair was queued.
   [[nodiscard]] bool is_there(const Pair& pair) const {
     const Link& left = links_[pair.left];
     return left.token >= 0 && left.next >= 0 && key_at(pair.left) == pair.key;
@@ -373,7 +374,7 @@ class Word {
 constexpr std::size_t most_known = 1 << 16;
 constexpr std::size_t longest_known = 64;
 
-// Places in it are counted in 32 bits.
+// Places in a word are 32-bit numbers.
 constexpr std::size_t longest_word = std::numeric_limits<std::int32_t>::max();
 
 }  // namespace

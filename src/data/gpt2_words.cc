@@ -57,7 +57,8 @@ void check_utf8(std::string_view text, std::string_view source) {
   }
 }
 
-// "'r" of "'re", which is a word by itself nowhere.
+// Returns true for the first half of a contraction, such as "'r" of "'re": a merge may make it, but
+// it is never a word.
 bool is_begin_of_contraction(std::string_view text) {
   return text == "'r" || text == "'v" || text == "'l";
 }
@@ -78,7 +79,8 @@ Gpt2Words::~Gpt2Words() = default;
 
 std::string_view Gpt2Words::next() {
   if (offset_ == text_.size()) return {};
-  // The text was checked once; PCRE2 would check all that is left of it for each word.
+  // The text is known to be UTF-8. Otherwise PCRE2 would check the whole rest of the text for each
+  // word.
   const int count = pcre2_match(compiled_pattern(), units(text_), text_.size(), offset_,
                                 PCRE2_NO_UTF_CHECK, match_->data.get(), nullptr);
   check_input(count > 0, "splitting a text into words with PCRE2: {}", message_of(count));

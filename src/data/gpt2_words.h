@@ -25,9 +25,9 @@ class Gpt2Words {
   std::unique_ptr<Match> match_;
 };
 
-// Returns false if no word of GPT-2 contains these bytes, so that a merge which makes them belongs
-// to another pattern of words. Only ASCII is checked, whose characters are of the same kinds in
-// each version of Unicode.
+// Returns false if no word of GPT-2 contains these bytes, so that a merge that makes them belongs
+// to another word pattern. Checks ASCII characters only, because their classes are the same in all
+// versions of Unicode.
 [[nodiscard]] bool is_within_gpt2_word(std::string_view bytes);
 
 }  // namespace lockstep::data

@@ -30,9 +30,9 @@ class Call {
  public:
   // How an operation uses the memory of its arguments.
   enum class Kind {
-    query,    // not at all: it only asks for properties of tensors
-    view,     // not yet: its result is in the same memory
-    compute,  // reads or writes it
+    query,    // not at all: the operation only reads properties of tensors
+    view,     // not yet: the result is a view of the same memory
+    compute,  // reads or writes the memory
   };
 
   Call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack& stack);
@@ -89,7 +89,7 @@ void for_each_tensor_in(const c10::IValue& value, Action&& action) {
 // and a Carrier as its backend's data, which its aliases (detach(), data(), set_data()) share.
 class Carrier : public c10::BackendMeta {
  public:
-  // Runs an operation with such a tensor among its arguments, instead of proceed() or before it.
+  // Runs an operation that has such a tensor among its arguments. It may call proceed().
   virtual void run(Call& call) = 0;
 
   // Returns the tensor with the values that this process has.
@@ -107,7 +107,7 @@ class Carrier : public c10::BackendMeta {
   return static_cast<Carrier*>(const_cast<c10::TensorImpl&>(tensor).get_backend_meta());
 }
 
-// The interceptor: the first argument with a carrier has its carrier run the operation.
+// Interceptor: finds the first argument with a carrier, and lets that carrier run the operation.
 void hand_to_carrier(Call& call);
 
 }  // namespace lockstep::dispatch

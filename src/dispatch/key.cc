@@ -60,10 +60,10 @@ void hand_to_carrier(Call& call) {
 
 namespace {
 
-// From the outermost to the innermost. A thread that records operations skips the rest unless the
-// recorder proceeds. Blocks are recorded as the program runs them, not as carriers do. Operations
-// that a carrier runs arrive again with the tensors that it runs on. Memory is provided last, for
-// operations that really run.
+// From the outermost to the innermost. On a thread that records, the recorder decides whether the
+// other interceptors run. Blocks are recorded before carriers, so that they contain the program's
+// operations and not the carriers'. Operations that a carrier runs are intercepted again. Memory is
+// provided last, for operations that really run.
 constexpr Interceptor interceptors[] = {&record_operation, &record_block, &hand_to_carrier,
                                         &check_parts, &bring_memory};
 
@@ -244,7 +244,7 @@ class RefuseBeside final : public c10::OperatorKernel {
 
   void operator()(const OperatorHandle& operation, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) {
-    // A thread may include the key without such a tensor, and excludes it inside our function.
+    // The key may come from the thread's include set (Deferral) instead of a tensor.
     if (keys.has(our_key)) {
       const std::size_t count = operation.schema().arguments().size();
       for (const c10::IValue& argument : torch::jit::last(*stack, count))
@@ -272,7 +272,7 @@ class NoWarnings final : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// Returns the number of tensor arguments. A list may hold several and counts twice.
+// Returns the number of tensor arguments. A list counts as two, because it may hold several.
 int count_tensors(const c10::FunctionSchema& schema) {
   const auto is_tensor = [](const c10::Type& type) {
     return type.isSubtypeOf(*c10::OptionalType::ofTensor());
@@ -311,8 +311,8 @@ class Kernels {
  private:
   [[nodiscard]] bool has(DispatchKey key) const { return operation_.hasKernelForDispatchKey(key); }
 
-  // Returns true if the operation arrives as a whole. One composed of others arrives as those,
-  // unless a device has a kernel for it.
+  // Returns true if the operation arrives as a whole. Composite operations arrive as the operations
+  // that they consist of, unless a device has its own kernel for them.
   [[nodiscard]] bool comes_whole() const {
     return !has(DispatchKey::CompositeImplicitAutograd) || has(DispatchKey::CPU) ||
            has(DispatchKey::CUDA) || has(DispatchKey::PrivateUse1);

@@ -52,7 +52,7 @@ class StorageRecord {
 class LazyStorage {
  public:
   // Initially released. `released` is the error text of a read while it is released. The owner may
-  // be destroyed before the storage: uses are then errors while it is released. The record lives as
+  // be destroyed before the storage; using a released storage is then an error. The record lives as
   // long as the storage; it may be null.
   LazyStorage(std::int64_t bytes, c10::Device device, std::weak_ptr<StorageOwner> owner,
               c10::DispatchKey key, std::string released,
@@ -62,8 +62,7 @@ class LazyStorage {
   [[nodiscard]] at::Tensor place(c10::ScalarType dtype, std::int64_t offset, at::IntArrayRef sizes,
                                  at::IntArrayRef strides) const;
 
-  // Makes the memory of `buffer`, which must be large enough and is kept alive, the storage's
-  // memory.
+  // Attaches the memory of `buffer`, which must be large enough, and keeps it alive.
   void attach(const at::Tensor& buffer);
   void detach();
   // For callers without the LazyStorage, which may have been destroyed.

@@ -87,8 +87,8 @@ namespace {
 struct PartRecord final : StorageRecord {
   PartRecord(PartList list, std::int64_t offset) : parts(std::move(list)), first(offset) {}
 
-  // Returns the part that `tensor`, which lies in the storage, is or is a view of. Several empty
-  // parts may begin at one place.
+  // Returns the part that contains `tensor`, which must be in the storage. Several empty parts may
+  // have the same offset.
   [[nodiscard]] const Part& part_at(const c10::TensorImpl& tensor) const {
     const std::int64_t offset = first + tensor.storage_offset();
     const Part* found = &parts->front();
@@ -186,7 +186,7 @@ bool is_known(std::string_view name) {
   return names.contains(name) || (name.starts_with("_foreach_") && name.ends_with('_'));
 }
 
-// clone() is the way to an ordinary tensor.
+// Results of clone() are ordinary tensors.
 bool gives_parts(const c10::OperatorHandle& operation) {
   std::string_view name = short_name(operation);
   return name == "_to_copy" || (is_pointwise(operation) && name != "clone");
@@ -202,7 +202,8 @@ bool gives_parts(const c10::OperatorHandle& operation) {
       part.slice.range.end));
 }
 
-// How one operation uses parts that have several ranks. Made before it runs.
+// The parts that one operation uses and that several ranks share. Constructed before the operation
+// runs.
 class PartUse {
  public:
   explicit PartUse(const Call& call) : call_(call) {
@@ -235,7 +236,8 @@ class PartUse {
     if (part.shard_group->size() == 1) return;
     const c10::OperatorHandle& operation = call_.operation();
     bool is_apart = is_pointwise(operation) || is_known(short_name(operation));
-    // Two parts of different sizes meet by broadcasting: elements of one with all of the other.
+    // Two parts of different sizes are broadcast, which combines an element with all elements of
+    // the other part.
     bool is_spread = is_alone && first_ != nullptr && first_->sizes() != tensor.sizes();
     if (!is_apart || is_spread) refuse(operation, part);
     if (is_alone) first_ = &tensor;
@@ -246,8 +248,8 @@ class PartUse {
 
   const Call& call_;
   const c10::TensorImpl* first_ = nullptr;
-  PartList parts_;           // that results lie in; null: they are no parts
-  std::int64_t offset_ = 0;  // where in them
+  PartList parts_;           // of the results; null: not parts
+  std::int64_t offset_ = 0;  // of the results in parts_
 };
 
 }  // namespace

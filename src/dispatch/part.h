@@ -13,8 +13,8 @@
 
 namespace lockstep::dispatch {
 
-// At least one part, in the order of their offsets, each with a shard group. A part has no tensor
-// here: it would keep the storage alive.
+// At least one part, in the order of their offsets, each with a shard group. Part::tensor is
+// undefined here, because it would keep the storage alive.
 using PartList = std::shared_ptr<const std::vector<Part>>;
 
 // Returns the record of a storage that begins at offset `first` of the list.
@@ -24,7 +24,7 @@ using PartList = std::shared_ptr<const std::vector<Part>>;
 // Returns the list of the storage of `tensor`; null if it has none.
 [[nodiscard]] PartList parts_beside(const at::Tensor& tensor);
 
-// True if both are parts in one list, and `tensor` begins where `before` ends.
+// Returns true if both are parts in one list, and `tensor` begins where `before` ends.
 [[nodiscard]] bool follows(const at::Tensor& tensor, const at::Tensor& before);
 
 // Returns `values`, with their memory, as the part at `offset` of the list. `key` is
@@ -32,12 +32,13 @@ using PartList = std::shared_ptr<const std::vector<Part>>;
 [[nodiscard]] at::Tensor as_part(const at::Tensor& values, PartList parts, std::int64_t offset,
                                  c10::DispatchKey key);
 
-// Returns `values`, which are the elements of `part`, as that part; `values` if `part` is none.
+// Returns `values`, which have the same elements as `part`, with the record of `part`; returns
+// `values` unchanged if `part` is not a part.
 [[nodiscard]] at::Tensor as_part_like(const at::Tensor& values, const at::Tensor& part);
 
 // The interceptor for parts (lockstep/dispatch/part.h). Throws InvalidArgument if an argument is a
-// part that has several ranks and the operation mixes elements. New results become parts, as the
-// arguments were.
+// part of a whole that several ranks share and the operation mixes elements. New results become
+// parts like the arguments.
 void check_parts(Call& call);
 
 }  // namespace lockstep::dispatch

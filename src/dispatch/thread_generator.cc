@@ -15,7 +15,7 @@
 namespace lockstep::dispatch {
 namespace {
 
-// A key made for per-thread modes; LibTorch uses it only in its tests.
+// A dispatch key for per-thread modes, which LibTorch uses in its tests only.
 constexpr auto mode_key = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 thread_local at::Generator* own_generator = nullptr;

@@ -84,7 +84,8 @@ std::vector<bool> only(const Group& group) {
   return wanted;
 }
 
-// A rank may have several parts of a tensor, as of a fused weight under tensor parallelism.
+// A rank may have several parts of one tensor, for example of a fused weight under tensor
+// parallelism.
 std::size_t part_with(const std::vector<Part>& parts, const std::string& name,
                       const layout::Box& box) {
   const auto holds = [&](const Part& part) {

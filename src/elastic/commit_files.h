@@ -121,7 +121,8 @@ class CommitFile {
 
   // Returns true if the parts have the positions, shapes and dtypes for which the plan was made.
   [[nodiscard]] bool fits(const std::vector<checkpoint::FilePart>& parts) const;
-  // As in a checkpoint folder, ignored tensors and own tensors have files only if there are any.
+  // As in a checkpoint folder, ignored tensors and the program's own tensors have files only if
+  // there are any such tensors.
   [[nodiscard]] bool is_wanted() const {
     return !plan_.shards.front().entries.empty() || name_ == checkpoint::model_file ||
            name_ == checkpoint::optimizer_file;

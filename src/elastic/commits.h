@@ -38,9 +38,9 @@ struct HostCommits {
 [[nodiscard]] HostCommits host_commits(Group& group, const std::filesystem::path& of_run);
 
 // Returns the folder of the newest commit of all hosts, where rank 0 can read it. Collective; for
-// each host, one rank passes its commit. If the commit is on another host, its files are sent to
-// rank 0, into a generation that is older than all others. Empty if there is no commit, or if rank
-// 0 cannot store it (a line says so).
+// each host, one rank passes the host's commit. If the commit is on another host, its files are
+// sent to rank 0, into a generation that is older than all others. Empty if there is no commit, or
+// if rank 0 cannot store it (a line says so).
 [[nodiscard]] std::filesystem::path newest_for_root(Group& group,
                                                     const std::optional<FoundCommit>& own,
                                                     const std::filesystem::path& folder);

@@ -108,14 +108,14 @@ struct ElasticState::State {
   void save() {
     Group& group = in_round().group();
     const fs::path folder = options.out / checkpoint::checkpoint_name(values.step);
-    // The checkpoint may exist already, from before the run was set back.
+    // The checkpoint may already exist if the run was set back to an earlier step.
     if (newest_checkpoint(group, options.out) == folder) return;
     take_folder();
     checkpoint::save(options.out, *handle, *optimizer, values, saving());
   }
 
-  // Takes the folder over from rank 0 of an earlier round, which may still run on a host that was
-  // cut off.
+  // Takes over the folder from rank 0 of an earlier round, which may still run on a disconnected
+  // host.
   void take_folder() {
     if (fence || !in_round().has_agent()) return;
     fence.emplace(options.out, in_round().of_run());

@@ -1,4 +1,4 @@
-// Goodput: the share of the time since a training began that was spent on steps in its state.
+// Goodput: the share of a training's time so far that was spent on steps that are in its state.
 #pragma once
 
 #include "base/fingerprint.h"

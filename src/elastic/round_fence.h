@@ -1,6 +1,7 @@
 // RoundFence: decides which round of a run may write into a folder that several hosts share. Rank 0
 // of a round writes "RUN ROUND" to OUT/.round. A process that finds another round there stops
-// writing, for example rank 0 of an earlier round whose host was cut off and comes back.
+// writing, for example rank 0 of an earlier round whose host was disconnected and is reachable
+// again.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,7 @@ class RoundFence {
   // SystemError.
   void take();
   // Call before a file is renamed to its final name. Throws PeerLost if another round or run has
-  // taken the folder, or has created it anew. Does nothing before take().
+  // taken the folder or recreated it. Does nothing before take().
   void check() const;
 
  private:

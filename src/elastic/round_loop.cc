@@ -73,7 +73,7 @@ std::filesystem::path folder_of_commits(const Rounds* rounds) {
   }
 }
 
-// Tells the rest of the group that this rank leaves, because the others may be waiting for it.
+// Informs the other ranks of the group that this rank leaves, because they may be waiting for it.
 void leave(Group& group, const std::string& why) noexcept {
   try {
     group.abort(why);
@@ -110,8 +110,8 @@ void say_final(const Rounds& rounds, const std::string& why) noexcept {
   }
 }
 
-// Returns an error that all ranks have instead of throwing it: no rank waits for another rank in
-// this case, so the groups can end normally.
+// Runs `body`. Returns an error that all ranks have instead of throwing it: in this case no rank
+// waits for another rank, so the groups can end normally.
 std::exception_ptr run_body(Round& round, const std::function<void(Round&)>& body) {
   try {
     body(round);
@@ -148,7 +148,8 @@ void wait_beside(const LoopOptions& options, const Rounds& rounds, const RoundWa
   }
 }
 
-// Waits until more nodes come. If no more can come, one rank throws BadInput, which ends the run.
+// Waits until more nodes join. If no more nodes can join, one rank throws BadInput, which ends the
+// run.
 void wait_for_more(const Rounds& rounds, const RoundWatch& watch, const rank_env::RankInfo& place) {
   const std::string there = counted(place.size, "rank");
   check_input(place.rank > 0 || !rounds.are_nodes_fixed(),
@@ -163,7 +164,7 @@ void wait_for_more(const Rounds& rounds, const RoundWatch& watch, const rank_env
   throw RoundEnded(watch.end());
 }
 
-// Runs one round. Returns the error that all of its ranks had, if that ended the round.
+// Runs one round. If an error on all of its ranks ended the round, returns the error.
 std::exception_ptr be_in_round(const LoopOptions& options, const Rounds& rounds,
                                const RoundPlace* place, const std::function<void(Round&)>& body,
                                RoundTimes& times, bool& has_part) {
@@ -279,7 +280,7 @@ bool run_rounds(const LoopOptions& options, const std::function<void(Round&)>& b
     return true;
   }
   if (options.reserve) rounds->offer_reserve();
-  std::optional<RoundPlace> place;  // the first round's is in the environment
+  std::optional<RoundPlace> place;  // the place in the first round is in the environment
   RoundTimes times;
   times.placed();
   for (;;) {

@@ -60,8 +60,8 @@ class RoundTimes {
 };
 
 // RoundWatch: a thread that reads from the store that the round has ended. If a worker was lost, it
-// aborts the group, so that no rank waits for the deadline of a collective. If the round ends in
-// order, the loop sees it at its next commit.
+// aborts the group, so that no rank waits for the deadline of a collective. If the round ends
+// without a failure, the loop notices it at its next commit.
 class RoundWatch {
  public:
   // `ended` calls Rounds::ended() on a copy of Rounds that only this thread uses. Errors of the
@@ -73,8 +73,8 @@ class RoundWatch {
 
   // Sets the group to abort.
   void watch(const Group& group);
-  // Sets a function that aborts the strategy's own groups with a reason: their ranks may wait for
-  // live peers, while these wait for the lost rank. The watch's thread calls it.
+  // Sets a function that aborts the strategy's own groups with a reason: ranks of these groups may
+  // wait for live peers, while those peers wait for the lost rank. Called by the watch's thread.
   void watch(std::function<void(std::string_view)> abort);
   // Returns the reason why the round ended; empty while it continues.
   [[nodiscard]] std::string end() const;
@@ -98,7 +98,7 @@ class RoundWatch {
 // and dispatch tables exist. Local. Draws no random numbers.
 void warm_up();
 
-// Thrown by Round::commit() on all ranks if the round has ended in order.
+// Thrown by Round::commit() on all ranks if the round has ended without a failure.
 class RoundEnded : public Error {
   using Error::Error;
 };
@@ -121,12 +121,12 @@ class Round {
   void ends(const Handle& handle);
   // Call when the body has restored its state and begins with steps. Local.
   void note_restored() { times_.restored(); }
-  // Calls Commits::commit(). Collective. Throws RoundEnded if the ranks are to meet in another
+  // Calls Commits::commit(). Collective. Throws RoundEnded if the ranks must continue in another
   // round.
   void commit(const CommitContent& content);
 
-  // Returns the value that rank 0 of this or an earlier round set with mark(); empty if no rank
-  // did. Collective.
+  // Returns the value that rank 0 of this or an earlier round set with mark(); empty if none was
+  // set. Collective.
   [[nodiscard]] std::string marked(const std::string& name);
   // Call on all ranks before the body returns, if the training is incomplete and a later start of
   // the program will continue it.
@@ -152,11 +152,11 @@ struct LoopOptions {
   // If true, processes of this program may be started as hot spares (rank_env/rank_info.h). A spare
   // has no rank until run_rounds().
   bool reserve = false;
-  // Returns how many of `there` ranks form the round's group, the first ones; 0 if they are too few
-  // for a group. Surplus ranks are not in the group and wait until the round ends. Without an agent
-  // that makes rounds, all ranks must be wanted. Empty: all ranks.
+  // If `there` ranks are present, the first ranks_wanted(there) of them form the round's group; 0
+  // if they are too few. Surplus ranks are not in the group and wait until the round ends. Without
+  // an agent that makes rounds, all ranks must be wanted. Empty: all ranks.
   std::function<int(int there)> ranks_wanted = {};
-  // Makes an object that lives while a surplus rank waits; empty: none.
+  // Makes an object that exists while a surplus rank waits; empty: no object.
   std::function<std::shared_ptr<void>()> while_waiting = {};
   // Extra preparation of a spare before it waits, in addition to the first use of LibTorch.
   std::function<void()> prepare = {};
@@ -170,8 +170,8 @@ struct LoopOptions {
 // are thrown. All other exceptions of `body` are thrown.
 [[nodiscard]] bool run_rounds(const LoopOptions& options, const std::function<void(Round&)>& body);
 
-// Prevents a further round. Call it before a process ends with an error that each restart would
-// meet again, such as an invalid command line. Does nothing if no agent makes rounds.
+// Prevents another round. Call it before a process ends with an error that would occur again after
+// each restart, such as an invalid command line. Does nothing if no agent makes rounds.
 void say_final_failure(const std::string& why) noexcept;
 
 }  // namespace lockstep

@@ -39,8 +39,7 @@ struct RoundPlace {
 [[nodiscard]] std::optional<RoundPlace> place_in(const std::string& lines,
                                                  const std::string& worker);
 
-// Returns true if the reason of a round's end asks for a new round in which nothing is lost: nodes
-// join, or the run was asked to stop.
+// Returns true if the round ended without a failure: nodes join, or the run was asked to stop.
 [[nodiscard]] bool is_orderly(const std::string& end);
 
 // The connection of a worker to the store of the rounds. Const functions are thread-safe; each
@@ -56,15 +55,15 @@ class Rounds {
 
   [[nodiscard]] std::int64_t number() const { return round_; }
 
-  // Tells the agents that they may start hot spares of this program.
+  // Informs the agents that they may start hot spares of this program.
   void offer_reserve() const;
-  // Tells the agent that this worker joins the next round without a restart.
+  // Informs the agent that this worker joins the next round without a restart.
   void keep() const;
-  // Returns the reason why this round cannot go on, or std::nullopt while it can.
+  // Returns the reason why this round cannot continue, or std::nullopt while it can.
   [[nodiscard]] std::optional<std::string> ended() const;
-  // Tells the agent that no restart can help. Call it before this process ends with an error.
+  // Informs the agent that no restart can help. Call it before this process ends with an error.
   void say_final(const std::string& why) const;
-  // Returns true if each round has all nodes (--nnodes N): no more ranks can come.
+  // Returns true if each round has all nodes (--nnodes N), so that no more ranks can join.
   [[nodiscard]] bool are_nodes_fixed() const;
   // Announces that this worker has left, and blocks until there is a newer round. Returns this
   // worker's place in it, or std::nullopt if it has none. Throws Timeout if no newer round begins

@@ -23,8 +23,8 @@ class SlotLayout {
   [[nodiscard]] static SlotLayout divided(const std::vector<std::vector<layout::Range>>& parts);
 
   [[nodiscard]] std::int64_t length() const { return length_; }
-  // An entry is the number of a parameter. Elements are in the order of its memory, and offsets
-  // count from the begin of the flat tensor.
+  // An entry is the number of a parameter. Elements are in the order of the parameter's memory, and
+  // offsets count from the begin of the flat tensor.
   [[nodiscard]] const std::vector<layout::FlatSlice>& pieces() const { return pieces_; }
   // The offsets at which the counts of all parameters begin: one, or one per chunk.
   [[nodiscard]] const std::vector<std::int64_t>& counts() const { return counts_; }

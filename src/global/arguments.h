@@ -47,8 +47,8 @@ struct Arguments {
 
   c10::SmallVector<TensorArgument, 6> tensors;
   bool has_list = false;
-  // At least one tensor belongs to another context on the same ranks. The caller must bring the
-  // tensors into one context first; the key is not set.
+  // If true, at least one tensor belongs to another context on the same ranks, and the key is not
+  // set: the caller must first bring the tensors into one context.
   bool is_mixed = false;
   Key key;
 

@@ -197,8 +197,9 @@ at::Tensor redistributed(const at::Tensor& tensor, const PlacementList& placemen
 
 namespace {
 
-// Gradient of max, min, median, sort and topk along a dim: the chosen elements get the gradient. It
-// differs from LibTorch's formula in one point only: that begins with zeros(sizes), a plain tensor.
+// Gradient of max, min, median, sort and topk along a dim: the chosen elements get the gradient.
+// Differs from LibTorch's formula in one point only: LibTorch begins with zeros(sizes), which is a
+// plain tensor.
 at::Tensor gradient_of_selection(const at::Tensor& gradient, std::int64_t dim,
                                  const at::Tensor& indices, c10::SymIntArrayRef sizes,
                                  bool keepdim) {

@@ -21,18 +21,18 @@ namespace lockstep::global {
 namespace {
 
 constexpr std::uint64_t first_ones = 8;
-constexpr double rounding = 1e-5;  // of sums of numbers, as a part of the sum of their magnitudes
+constexpr double rounding = 1e-5;  // of a sum, relative to the sum of magnitudes
 
 bool is_power_of_two_or_zero(std::uint64_t number) { return (number & (number - 1)) == 0; }
 
-// One row per rank. `own` and the result are in host memory.
+// Returns one row per rank. `own` and the result are in host memory.
 at::Tensor rows_of_ranks(const at::Tensor& own, Group& group, std::string_view tag) {
   at::Tensor all = at::empty({group.size(), own.size(0)}, own.options());
   group.all_gather(all, own, {.tag = tag}).wait();
   return all;
 }
 
-// Sums that tell tensors apart, and how large they may be: exact for integers.
+// Returns sums that differ between different tensors, and their magnitude; exact for integers.
 std::array<double, 3> sums_of(const at::Tensor& tensor) {
   constexpr std::int64_t weights = 8191;
   const at::Tensor values = tensor.detach().to(at::kCPU, at::kDouble).reshape({-1});

@@ -222,8 +222,9 @@ class Chooser {
     }
   }
 
-  // Addends must be reduced at some time: deferring pays if the results are no larger. A product
-  // may be much larger, such as the gradient of a weight computed from few rows.
+  // Partial sums must be reduced at some time. Deferring the reduction pays if the results are not
+  // larger than the operands; a product may be much larger, such as the gradient of a weight
+  // computed from few rows.
   [[nodiscard]] double cost_of_deferring(const std::vector<int>& set, Placement partial) const {
     double now_bytes = 0, later_bytes = 0;
     double element = 0;

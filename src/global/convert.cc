@@ -259,7 +259,7 @@ void all_reduce(MeshContext& context, int axis, const at::Tensor& tensor, Op op)
 double cost_of(Placement from, Placement to, int ranks, double bytes) {
   if (ranks == 1 || from == to) return 0;
   double part = (ranks - 1.0) / ranks * bytes;
-  // A tensor that is reduced to shards is usually gathered later.
+  // A Partial tensor that is reduced to shards is usually gathered later.
   if (from.is_partial()) return to.is_partial() ? -1 : 2 * part;
   if (to.is_partial()) {
     if (from.is_shard()) return -1;

@@ -48,7 +48,7 @@ struct ChunkedLoss {
   std::int64_t classes = 0, first = 0;  // classes of all ranks; first class of this rank
   std::int64_t ignore_index = -100;
   std::int64_t rows = 64;  // rows per piece; equal on all ranks that share the classes
-  // Reduce over the ranks that have other classes of the same rows, and over those that have other
+  // Reduce over the ranks with the other classes of the same rows, and over the ranks with other
   // rows.
   std::function<void(const at::Tensor&, Op)> reduce_classes, reduce_rows;
   bool wants_input = false, wants_weight = false;

@@ -33,8 +33,8 @@ struct PlacementHints {
   int sequence_dim = -1;
   int sequence_axis = 0;
 
-  // Attention on tensors that are sharded along the sequence on this axis: all_to_alls before and
-  // after it shard heads instead (head_attention.h). -1: ring attention (ring_attention.h).
+  // The axis that shards the sequence. If set, all_to_alls around attention shard heads instead of
+  // the sequence (head_attention.h). -1: ring attention (ring_attention.h).
   int heads_axis = -1;
 
   // An embedding table, recognized by its sizes, with the placements of its gradient.

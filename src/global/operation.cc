@@ -76,7 +76,7 @@ struct Registry {
   RuleTable own = make_table();
   RuleTable registered;  // by full name
   std::unordered_map<const void*, std::unique_ptr<Operation>> operations;
-  // Kept, because other threads may still use them.
+  // Replaced entries are kept, because other threads may still use them.
   std::vector<std::unique_ptr<Operation>> replaced;
 };
 

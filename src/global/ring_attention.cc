@@ -282,7 +282,8 @@ void RingAttention::backward(Stack& stack) const {
     if (!is_last)
       now = KeysAndValues(ring.wait(std::move(next)), now, ring.tokens_of(steps_[s + 1].source));
   }
-  // Send the gradients home: the previous rank was the last one to use this rank's keys.
+  // Return the gradients to their owners: the previous rank was the last one to use this rank's
+  // keys.
   if (steps_.size() > 1) {
     const int own = steps_.front().source;
     at::Tensor all = ring.wait(ring.pass(gradients.flat, own, a_token, call_of_gradients));

@@ -73,8 +73,8 @@ class RingAttention {
  public:
   using Kernel = std::function<void(torch::jit::Stack& stack)>;
 
-  // For an axis whose placement `cut` shards the tokens, which are dim 2. `run` calls LibTorch's
-  // kernel for the operation with `arguments` arguments. The context must outlive this object.
+  // `axis` is the mesh axis along which `cut` shards the tokens (dim 2). `run` calls LibTorch's
+  // kernel; it takes `arguments` arguments. The context must outlive this object.
   RingAttention(MeshContext& context, int axis, Placement cut, bool is_causal, std::int64_t queries,
                 std::int64_t keys, Kernel run, std::size_t arguments, AttentionForm form);
 

@@ -306,7 +306,7 @@ class Run {
     }
     if (!operation_.is_view) return wrap(local, spec, mesh_);
     replay_next_view(at::GradMode::is_enabled());
-    // A view of a tensor that was made outside of inference mode is not an inference tensor either.
+    // A view is an inference tensor only if its base is one, even in inference mode.
     std::optional<c10::InferenceMode> off;
     if (c10::InferenceMode::is_enabled() && !arguments_.tensors[0].tensor.is_inference())
       off.emplace(false);

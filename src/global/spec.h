@@ -53,8 +53,7 @@ struct AxisPlace {
   int coordinate = 0;
 };
 
-// The elements that a rank has of each of the shard's parts, which have `block` elements: one
-// range, or two in zigzag order.
+// The elements that a rank has of a block of `block` elements: one range, or two in zigzag order.
 using Ranges = c10::SmallVector<layout::Range, 2>;
 [[nodiscard]] Ranges ranges_of(std::int64_t block, Placement shard, int ranks, int rank);
 

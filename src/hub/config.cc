@@ -116,8 +116,8 @@ class Fields {
   nlohmann::json object_;
 };
 
-// Checks the names that all models of transformers share: transformers prefers their values to
-// those under GPT-2's own names.
+// Checks the keys that all models of transformers share: transformers prefers the values of these
+// keys to values under GPT-2's own names.
 void check_other_names(const Fields& fields) {
   for (const auto& [other, own] : {std::pair{"num_hidden_layers", "n_layer"},
                                    {"num_attention_heads", "n_head"},

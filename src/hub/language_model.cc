@@ -35,9 +35,9 @@ bool is_passed_over(const models::Llama&, std::string_view name) {
   return name.ends_with(".rotary_emb.inv_freq");
 }
 
-// Returns the file's name for the tensor that the module calls `name`. Models are also published
-// without their head (GPT2Model, LlamaModel); their names then lack the prefix `transformer.` or
-// `model.`.
+// Returns the name in the files for the tensor that the module calls `name`. Models are also
+// published without their head (GPT2Model, LlamaModel); the files then omit the prefix
+// `transformer.` or `model.`.
 std::optional<std::string> name_in(const checkpoint::WeightFiles& files, const std::string& name) {
   if (files.has(name)) return name;
   for (const std::string_view prefix :
@@ -73,8 +73,8 @@ void check_entry(const checkpoint::WeightFiles& files, const std::string& name,
               files.file_of(name).string(), visible(name), c10::toString(entry.dtype));
 }
 
-// Checks the size of one tensor before the model is allocated, because config.json may ask for more
-// than fits into memory. `name` is the module's name for the tensor.
+// Checks the size of one tensor before the model is allocated, because config.json may describe a
+// model that does not fit into memory. `name` is the module's name for the tensor.
 void check_size(const checkpoint::WeightFiles& files, const std::filesystem::path& folder,
                 const std::string& name, at::IntArrayRef expected) {
   const std::optional<std::string> in_file = name_in(files, name);

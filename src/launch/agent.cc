@@ -35,7 +35,7 @@ namespace lockstep::launch {
 namespace {
 
 constexpr std::chrono::seconds longest_wait{1};
-// For the others to see their ranks end, before node 0 takes the store away.
+// Time for the other agents to see their ranks end before node 0 closes the store.
 constexpr std::chrono::seconds time_to_end{5};
 
 bool was_done(const std::optional<RunResult>& result) {
@@ -91,7 +91,7 @@ WorkerSpec checked(WorkerSpec spec) {
 
 }  // namespace
 
-// One run of an agent: the loop that everything it does hangs on.
+// One run of an agent: its main loop and all of its state.
 class Agent::Run {
  public:
   explicit Run(WorkerSpec spec);
@@ -121,7 +121,7 @@ class Agent::Run {
   sys::FileDescriptor delivered_, deliver_to_;  // a pipe of signal numbers
   std::string file_;                            // what to execute
 
-  // While run() runs, each after those that it uses.
+  // Exist during run(). Each is declared after the members that it uses.
   std::unique_ptr<RoundSource> source_;
   std::optional<SignalQueue> signals_;
   std::optional<RunReport> report_;
@@ -155,7 +155,7 @@ void Agent::Run::deliver(int signal) noexcept {
 AgentResult Agent::Run::run() {
   const SignalActions actions;
   const bool found = find_file();
-  // The others, if there are any, go on without this node.
+  // Other nodes, if any, continue without this node.
   if (!found && (may_have_more_rounds(run_.spec) || run_.spec.nodes.nodes == 1)) return run_.result;
   const ScopeExit ended([&] { leave_nothing(); });
   come_together();
@@ -186,8 +186,8 @@ bool Agent::Run::find_file() {
   return false;
 }
 
-// Signals keep their ordinary effect until all nodes have come, or until the store is there, which
-// may take minutes.
+// Signals keep their ordinary effect until all nodes have joined, or until the store is available,
+// which may take minutes.
 void Agent::Run::come_together() {
   const WorkerSpec& spec = run_.spec;
   const NodeSpec& nodes = spec.nodes;
@@ -213,7 +213,7 @@ void Agent::Run::make_parts() {
   session_.emplace(run_, relay_, *processes_, *report_, *source_);
 }
 
-// One node alone starts its ranks here; others have to agree first.
+// A single node starts its ranks here; several nodes must agree first.
 void Agent::Run::open() {
   report_->open(source_->store().run_id);
   processes_->open(file_, report_->errors());
@@ -222,8 +222,8 @@ void Agent::Run::open() {
   session_->take_events();
 }
 
-// Says why this agent ends, and waits a moment until the others know. A run that may have more
-// rounds goes on without it.
+// Publishes the reason why this agent ends, and waits briefly so that the other agents can read it.
+// If the run may have more rounds, does nothing: the run continues without this agent.
 void Agent::Run::give_up(const std::string& why) {
   if (may_have_more_rounds(run_.spec)) return;
   session_->tell_failure(why);
@@ -248,10 +248,10 @@ void Agent::Run::finish() {
   processes_->end_all();
   AgentResult& result = run_.result;
   const int asked = run_.asked_to_stop;
-  // The failure of the last round was reported, and would have been followed by another one.
+  // The failure of the last round was reported, and another round would have followed.
   const bool was_between_rounds = run_.round_reported && asked != 0;
   if (result.exit_code == 0 && !was_between_rounds) result.exit_code = run_.machine.exit_code();
-  // Else ranks say how it went.
+  // Otherwise the ranks' exit codes determine the result.
   const bool was_cut_short =
       may_have_more_rounds(run_.spec) || run_.workers.empty() || run_.machine.stop_signal() == 0;
   if (result.exit_code == 0 && asked != 0 && was_cut_short && !was_done(run_.run_result))
@@ -280,7 +280,7 @@ void Agent::Run::supervise() {
   watch_signals(poller);
   relay_.watch(poller);
   processes_->watch(poller);
-  // Behind what workers have said: a round that begins has others.
+  // After the workers' events, because a new round replaces the workers.
   poller.watch(source_->descriptor(), POLLIN, [this] { session_->take_events(); });
   poller.wait(next_wake(Clock::now()));
 
@@ -323,8 +323,8 @@ void Agent::Run::signalled(int signal) {
   if (const auto due = run_.machine.take_signal()) send_to_all(*due);
 }
 
-// Returns true if a signal is to be passed on to running ranks. The ranks of a failed round are
-// ended in any case.
+// Returns true if a signal must be forwarded to running ranks. The ranks of a failed round are
+// terminated in any case.
 bool Agent::Run::are_signalled() const {
   const State state = run_.machine.state();
   return state == State::running || state == State::stopping ||

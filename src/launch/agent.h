@@ -1,5 +1,5 @@
-// Agent: starts the ranks of a run on this machine, passes on their output, and sees to it that all
-// of them end together. A run on several machines has one agent on each.
+// Agent: starts the ranks of a run on this host, passes on their output, and makes all of them end
+// together. A run on several hosts has one agent per host.
 //
 //   launch::Agent agent({.program = "./train", .arguments = {"--lr", "0.1"}, .ranks = 4});
 //   return agent.run().exit_code;
@@ -33,31 +33,31 @@
 namespace lockstep::launch {
 
 enum class PrefixStyle {
-  rank,  // "[rank 1] " before each line; a line over 64 KiB may be broken where another rank prints
-  none,  // the bytes as they are, whole lines at a time
+  rank,  // "[rank 1] " before each line; other output may split a line over 64 KiB
+  none,  // unchanged bytes, whole lines at a time
 };
 
 enum class StandardInput {
-  rank_0,  // rank 0 has the agent's, the others an empty one
-  none,    // all have an empty one
+  rank_0,  // rank 0 gets the agent's standard input, other ranks get an empty one
+  none,    // all ranks get an empty one
 };
 
-// This agent among those of a run on several nodes. Node 0 serves the store at `rendezvous`, so it
-// must be node 0's address; the others come to it.
+// The place of this agent in a run on several nodes. Node 0 serves the store at `rendezvous`, which
+// must be an address of node 0; other nodes connect to it.
 struct NodeSpec {
   int nodes = 1;        // 1: a single node; of the other members only `store` is used
-  int least_nodes = 0;  // less than `nodes`: nodes may come and go, and the run goes on with that
-                        // many; 0: as many as `nodes`
-  int node = 0;  // 0 .. nodes-1; node 0 serves the store. Ranks are numbered by it, except in a run
-                 // that may have more rounds, which numbers agents in the order in which they come
+  int least_nodes = 0;  // less than `nodes`: nodes may join and leave, and the run continues with
+                        // this many; 0: as many as `nodes`
+  int node = 0;  // 0 .. nodes-1; node 0 serves the store. Determines the order of ranks, unless the
+                 // run may have more rounds: then agents are numbered in order of arrival
   std::string rendezvous = {};   // "HOST:PORT"
   std::string store = {};        // "HOST:PORT" of `lockstep store`: then no node serves one
   std::string secret_file = {};  // the same content on all nodes, mode 600; may be missing only
                                  // where HOST is a loopback address: then it is the user's own
-  Duration join_timeout = std::chrono::minutes(5);  // until all must have come
-  Duration last_call = std::chrono::seconds(5);     // for more nodes to come, once the least are
-                                                    // there, before the first round
-  Duration lost_after = std::chrono::seconds(15);   // without a sign of life of a node's agent
+  Duration join_timeout = std::chrono::minutes(5);  // for all nodes to join
+  Duration last_call = std::chrono::seconds(5);     // for more nodes to join before the first
+                                                    // round, once least_nodes have joined
+  Duration lost_after = std::chrono::seconds(15);   // without a heartbeat of a node's agent
 };
 
 [[nodiscard]] inline int least_nodes(const NodeSpec& spec) {
@@ -65,26 +65,26 @@ struct NodeSpec {
 }
 
 struct WorkerSpec {
-  std::string program = {};  // a path; or a name, looked for in PATH and then in the current folder
+  std::string program = {};  // a path, or a name to find in PATH or else in the current folder
   std::vector<std::string> arguments = {};  // without argv[0]
   int ranks = 1;                            // of this node
   NodeSpec nodes = {};
-  // The number of worker failures after which the run still continues. After each, all workers
-  // begin another round; workers that wait for the next round by themselves (rounds.h) are not
-  // restarted. Nodes that join or leave are not counted.
+  // The number of worker failures after which the run still continues. After each failure, all
+  // workers begin another round; workers that wait for the next round by themselves (rounds.h) are
+  // not restarted. Nodes that join or leave are not counted.
   int max_restarts = 0;
-  // The number of hot spare processes of this node, while restarts are left. They need a program
-  // that has said that it can wait in reserve (round_key::reserve). A hot spare has its libraries
-  // loaded, so it takes the rank of a lost worker at once. It has no rank until then. There is none
-  // with gpus_per_rank: a process learns its GPUs before it has a rank.
+  // The number of hot spare processes of this node, while restarts are left. The program must have
+  // announced that it supports hot spares (round_key::reserve). A hot spare has no rank; its
+  // libraries are loaded, so that it can take the rank of a lost worker at once. With gpus_per_rank
+  // there are no hot spares, because a process reads its GPUs before it has a rank.
   int reserve = 1;
-  // A worker is killed, and has failed, if it or a process below it is stopped (SIGSTOP, a
-  // debugger) for this long; 0: no worker is.
+  // A worker is killed, and has failed, if it or one of its descendants is stopped (SIGSTOP, a
+  // debugger) for this long; 0: never.
   Duration hung_after = {};
-  int gpus_per_rank = 0;     // CUDA_VISIBLE_DEVICES gives each rank that many of its own; 0: all
+  int gpus_per_rank = 0;     // CUDA_VISIBLE_DEVICES gives each rank so many GPUs; 0: all
   bool shares_gpus = false;  // ranks may share a GPU (LOCKSTEP_SHARE_GPUS)
-  Environment environment = current_environment();  // what the ranks' own variables are added to
-  std::string log_folder = {};  // made when missing; gets rank-0.log, ... Empty: no logs
+  Environment environment = current_environment();  // the ranks' own variables are added
+  std::string log_folder = {};  // created if missing; gets rank-0.log, ... Empty: no logs
   PrefixStyle prefix = PrefixStyle::rank;
   StandardInput input = StandardInput::rank_0;
   Duration grace = std::chrono::seconds(30);  // from a request to stop to SIGKILL
@@ -93,9 +93,9 @@ struct WorkerSpec {
   // After all ranks have ended: if a reader of `output` or `error` reads nothing for this long, the
   // remaining output is dropped. A slow reader gets all output.
   Duration output_timeout = std::chrono::minutes(1);
-  int store_port = 0;  // of the agent's store on 127.0.0.1; 0: a free one; one node only
-  int output = 1;      // descriptors for the ranks' stdout and stderr; the agent's own words go to
-  int error = 2;       // the latter. Not owned.
+  int store_port = 0;  // of the agent's store on 127.0.0.1; 0: a free port; one node only
+  int output = 1;      // descriptors for the ranks' stdout and stderr; the agent prints to
+  int error = 2;       // `error`. Not owned.
   // If set, run() receives SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTSTP and
   // treats them as deliver() does. It blocks these signals in the calling thread; every other
   // thread must have them blocked too. If SIGHUP was ignored (nohup), it stays ignored.
@@ -108,7 +108,7 @@ struct WorkerSpec {
   int explained_exit_code = -1;
 };
 
-// Returns true if the run can have more than one round.
+// Returns true if the run may have more than one round.
 [[nodiscard]] inline bool may_have_more_rounds(const WorkerSpec& spec) {
   return spec.max_restarts > 0 || least_nodes(spec.nodes) < spec.nodes.nodes ||
          !spec.nodes.store.empty();
@@ -117,15 +117,15 @@ struct WorkerSpec {
 struct RankEnd {
   int rank = 0;
   int pid = 0;
-  int exit_code = 0;    // as a shell shows it: 128 + signal for signals
+  int exit_code = 0;    // as in a shell: 128 + signal for signals
   std::string how;      // "exit code 3", "killed by signal 9 (SIGKILL)"
   Duration after = {};  // since the ranks were started
 };
 
 struct AgentResult {
-  int exit_code = 0;             // what a program that only runs this should end with
-  std::optional<RankEnd> cause;  // the first rank that failed, if one did, on whichever node
-  std::vector<RankEnd> ends;     // all ranks of this node, in the order in which they ended
+  int exit_code = 0;             // the exit code for a program that only runs an agent
+  std::optional<RankEnd> cause;  // the first rank that failed on any node, if any
+  std::vector<RankEnd> ends;     // all ranks of this node, in order of their ends
 };
 
 class Agent {
@@ -139,17 +139,16 @@ class Agent {
   // Blocks until all ranks and the processes that they started have ended. Call it once. While it
   // runs, the process ignores SIGPIPE and SIGXFSZ, does not ignore SIGCHLD, and adopts orphans
   // among its descendants (PR_SET_CHILD_SUBREAPER). Earlier children of the process are left alone,
-  // but other threads must not start children: the agent would take them for processes of the ranks
-  // and end them. The ranks also end with the calling thread. The agent may open as many files as
-  // the hard limit allows; the ranks get the agent's original limit. If the program is not found,
-  // the exit code is 127; if it cannot be executed, 126; both with a line on `error`. Over several
-  // nodes, until all nodes have joined, the agent prints after one second and then every ten
-  // seconds what it is waiting for; until then signals have their ordinary effect, and with
-  // forward_signals a line says so.
-  // Throws BadInput if the store's port is in use, a log is not a regular file, or the limit of
-  // open files is too low; SystemError if a log or the store cannot be made, or /proc is missing.
-  // Over several nodes, also throws BadInput, Timeout and PeerLost if the nodes do not come
-  // together. After an exception no process is left behind.
+  // but other threads must not start children: the agent would terminate them like processes of the
+  // ranks. The ranks also end with the calling thread. The agent may open as many files as the hard
+  // limit allows; the ranks get the agent's original limit. If the program is not found, the exit
+  // code is 127; if it cannot be executed, 126; both with a line on `error`. With several nodes,
+  // until all nodes have joined, the agent prints after one second and then every ten seconds what
+  // it is waiting for; until then signals have their ordinary effect, and with forward_signals a
+  // line says so. Throws BadInput if the store's port is in use, a log is not a regular file, or
+  // the limit of open files is too low; SystemError if a log or the store cannot be made, or /proc
+  // is missing. With several nodes, also throws BadInput, Timeout and PeerLost if the rendezvous
+  // fails. After an exception no process is left running.
   AgentResult run();
 
   // Acts as if this process had received `signal`. Thread-safe, and safe in signal handlers.

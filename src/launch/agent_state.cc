@@ -16,7 +16,7 @@ void AgentStateMachine::could_not_start(int alive) {
 
 void AgentStateMachine::ended(int rank, sys::ExitStatus status, Time now) {
   --living_;
-  // In `failed` the cause is already known, or it is that one rank could not be started.
+  // In `failed` the cause is already known: an earlier rank, or a rank that could not be started.
   if (!status.success() && cause_ < 0 && state_ != State::failed) {
     cause_ = rank;
     cause_status_ = status;

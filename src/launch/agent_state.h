@@ -5,13 +5,13 @@
 //       |                        |                                    +--none alive--> done
 //       +--cannot start--> failed+--asked to stop--> stopping --------+
 //
-// In `failed` the survivors first get a moment to notice the failure by themselves (their errors
-// name the dead rank), then SIGTERM, then SIGKILL. In `stopping` the signal has been forwarded to
-// them; SIGKILL follows.
+// In `failed` the surviving ranks first get a moment to notice the failure by themselves (their
+// errors name the dead rank), then SIGTERM, then SIGKILL. In `stopping` the signal has been
+// forwarded to the ranks; SIGKILL follows.
 //
-// In a run that may have more rounds, the state machine covers one round. There the agents decide
-// together how to react to a failure, so SIGTERM waits for end_ranks(); a rank that waits for the
-// next round does not count as alive.
+// In a run that may have more rounds, the state machine covers one round. The agents then decide
+// together how to react to a failure, so SIGTERM is sent only after end_ranks(); a rank that waits
+// for the next round does not count as alive.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -30,7 +30,7 @@ struct Grace {
   // Time for survivors to notice the failure by themselves; std::nullopt: until end_ranks().
   std::optional<Duration> notice = std::chrono::seconds(1);
   Duration same_key =
-      std::chrono::milliseconds(300);  // a second SIGINT this soon is an echo of the first
+      std::chrono::milliseconds(300);  // a second SIGINT within this time is a duplicate
 };
 
 class AgentStateMachine {
@@ -41,7 +41,7 @@ class AgentStateMachine {
 
   // Events.
   void all_started();
-  void could_not_start(int alive);  // a rank could not start; `alive` others run already
+  void could_not_start(int alive);  // a rank could not start; `alive` other ranks are running
   // Call after a failure on another node or when another round begins: sends SIGTERM after
   // `notice`, unless it was sent before.
   void end_ranks(Time now, Duration notice);
@@ -50,7 +50,7 @@ class AgentStateMachine {
   void signalled(int signal, Time now);
   void time_is(Time now);
 
-  // The signal that all living ranks must get now, once.
+  // Returns, once, the signal that must be sent to all living ranks now.
   [[nodiscard]] std::optional<int> take_signal();
   // The latest time for the next call of time_is() if nothing else happens.
   [[nodiscard]] std::optional<Time> next() const { return next_; }

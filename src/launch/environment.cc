@@ -86,7 +86,8 @@ void set_rendezvous(Environment& environment, const RankSpec& place) {
 constexpr std::array waiting_variables{variable::omp_wait_policy, variable::gomp_spin_count,
                                        variable::kmp_blocktime};
 
-// Not what spin_briefly() has set.
+// Returns true if the user has set how idle OpenMP threads wait; the value that spin_briefly() sets
+// does not count.
 bool says_how_to_wait(const Environment& environment) {
   return std::ranges::any_of(environment, [](const auto& entry) {
     const bool is_own =
@@ -106,7 +107,7 @@ void fill_gaps(Environment& environment, const RankSpec& place) {
   set_if_absent(environment, variable::python_unbuffered, "1");
 }
 
-// Returns true for the variables that a process in reserve gets last, together with its place.
+// Returns true for the variables that a hot spare gets only together with its rank.
 bool is_of_place(std::string_view name) {
   constexpr std::array names{variable::rank,
                              variable::world_size,

@@ -1,4 +1,4 @@
-// The environment of a rank, as its agent makes it.
+// Makes the environment of a rank.
 #pragma once
 
 #include "rank_env/variables.h"
@@ -24,7 +24,7 @@ struct RankSpec {
   int restart = 0;
   int max_restarts = 0;
   int round = -1;          // -1: the run has no rounds
-  std::string worker;      // its name, where there are rounds
+  std::string worker;      // its name, if the run has rounds
   std::string error_file;  // empty: none
   std::string master_address = "127.0.0.1";
   int master_port = 0;
@@ -33,31 +33,32 @@ struct RankSpec {
   int secret_descriptor = -1;
   int agent_descriptor = -1;
   int cores = 1;     // that this process may use
-  std::string gpus;  // of this rank, for CUDA_VISIBLE_DEVICES; empty: as `base` says
+  std::string gpus;  // of this rank, for CUDA_VISIBLE_DEVICES; empty: as in `base`
   bool shares_gpus = false;
 };
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
 
-// Empty where it is not set.
+// Returns the value of the variable; empty if it is not set.
 [[nodiscard]] std::string_view value_of(const Environment& environment, std::string_view name);
 
-// The variables of the calling process, in the order of environ.
+// Returns the variables of the calling process, in the order of environ.
 [[nodiscard]] Environment current_environment();
 
-// Gives the calling process, which has no other threads, GOMP_SPINCOUNT for a program that it will
-// execute, unless the user has said how threads wait.
+// Sets GOMP_SPINCOUNT in this process for a program that it will execute, unless the user has set
+// how threads wait. The process must have no other threads.
 void spin_briefly();
 
-// `base` with the variables of `place` added. The names of the first two groups replace what `base`
-// says about them (and TORCHELASTIC_USE_AGENT_STORE is dropped); the last group only fills gaps.
+// Returns `base` with the variables of `place`. Variables of the first two groups of variables.h
+// replace those of `base` (and TORCHELASTIC_USE_AGENT_STORE is removed); the last group is only
+// added where missing.
 [[nodiscard]] Environment rank_environment(Environment base, const RankSpec& place);
 
-// Returns the initial environment of a process in reserve: rank_environment() without the variables
-// that give the rank and the round, and with the number of its socket.
+// Returns the initial environment of a hot spare: rank_environment() without the variables for rank
+// and round, but with the descriptor of its socket.
 [[nodiscard]] Environment reserve_environment(Environment base, const RankSpec& place,
                                               int descriptor);
-// And those variables, which it gets with its place.
+// Returns the remaining variables, which a hot spare gets together with its rank.
 [[nodiscard]] Environment place_environment(const RankSpec& place);
 
 }  // namespace lockstep::launch

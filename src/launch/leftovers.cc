@@ -153,7 +153,7 @@ struct Entry {
   char name[1];
 };
 
-// The state of the guard, made before the fork.
+// The state of the guard; made before the fork.
 struct Watch {
   int agent;
   int all_is_well;
@@ -254,8 +254,8 @@ void prepare(const Watch& watch) {
   ::setsid();
   ::prctl(PR_SET_NAME, guard_name);
   [[maybe_unused]] const int at_root = ::chdir("/");
-  // Close all descriptors below, between and above the three that the guard needs: a rank that
-  // waits for end-of-file on one of the agent's pipes must not wait for the guard.
+  // Close all descriptors except the three that the guard needs: a rank that waits for end-of-file
+  // on one of the agent's pipes must not wait for the guard.
   int kept[] = {watch.agent, watch.all_is_well, watch.error};
   std::sort(std::begin(kept), std::end(kept));
   int next = 0;

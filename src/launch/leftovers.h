@@ -26,7 +26,7 @@ class Subreaper {
   Subreaper(const Subreaper&) = delete;
   Subreaper& operator=(const Subreaper&) = delete;
 
-  // Excludes a child that was started since from termination, too.
+  // Also excludes a child that was started later from termination.
   void leave_alone(pid_t child) { older_.insert(child); }
 
   // Returns all living or uncollected descendants, parents before children, without the children in
@@ -39,7 +39,7 @@ class Subreaper {
   void collect(const std::set<pid_t>& own) const;
   // Sends SIGTERM to all descendants, then SIGKILL to those alive after `grace`, until all have
   // ended. Returns the number of descendants. Leaves the `kept` children and their descendants
-  // alone. Call only if other code waits for no child except `kept`.
+  // alone. Call it only if no other code waits for children except `kept`.
   int end_all(Duration grace, const std::set<pid_t>& kept = {}) const;
 
  private:
@@ -55,9 +55,9 @@ class Subreaper {
 class Guard {
  public:
   // Forks. If this process ends before the object is destroyed, the guard sends SIGKILL to every
-  // process of the same user whose environment has all of `marks`, until none is left. If there was
-  // one, it writes one line to the descriptor `error`. It then removes `folder` (absolute; empty:
-  // none) with its files. Throws SystemError if the process cannot be made.
+  // process of the same user whose environment has all of `marks`, until no such process is left.
+  // If it killed any, it writes one line to the descriptor `error`. It then removes `folder`
+  // (absolute; empty: none) with its files. Throws SystemError if the process cannot be made.
   Guard(const sys::FileDescriptor& agent, const std::vector<std::string>& marks, int error,
         const std::string& folder);
   // Ends and reaps the guard.

@@ -179,7 +179,8 @@ constexpr Range counts{0, most_rounds};
 constexpr Range worker_counts{1, most_ranks_of_a_node};
 constexpr Range ports{1, 65535};
 
-// Returns the nodes of the last round at their places; std::nullopt for a node that has left.
+// Returns the offers of the nodes of the last round, in the order of that round; std::nullopt for a
+// node that has left.
 std::vector<std::optional<Offer>> old_places(const RoundPlan* last, std::vector<Offer>& offers) {
   std::vector<std::optional<Offer>> places;
   if (last == nullptr) return places;

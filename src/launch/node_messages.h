@@ -6,8 +6,8 @@
 // BadInput for anything that is not exactly one such text.
 //
 // A worker is one process that an agent has started; its name, "NODE.NUMBER", is never reused. A
-// node is an agent, identified by a number that is never reused either: if a machine's agent is
-// restarted, the machine counts as a new node.
+// node is an agent, identified by a number that is never reused either: if the agent of a host is
+// restarted, the host counts as a new node.
 //
 //   offer    lockstep-offer 1            a node's offer for the next round
 //            node 2 node7                its number, its host
@@ -57,14 +57,14 @@ inline constexpr std::size_t most_line_bytes = 4096;
 inline std::string tidy(std::string_view text) { return visible_line(text, most_line_bytes - 64); }
 
 inline constexpr int most_nodes = 10'000;
-// For a run whose nodes come and go: each has its own number.
+// For a run whose nodes join and leave: node numbers are not reused.
 inline constexpr int most_node_number = 999'999;
 inline constexpr int most_ranks_of_a_node = 10'000;
 
 // The text with which an agent of a fixed run claims its node rank.
 struct NodeClaim {
   int pid = 0;
-  std::string mark;     // random letters that no other agent has
+  std::string mark;     // random letters, unique to this agent
   std::string address;  // as the store sees it
   std::string host;     // a human-readable name
 
@@ -76,7 +76,7 @@ struct RunResult {
   enum class Kind { done, stopped, failed };
   Kind kind = Kind::done;
   int signal = 0;  // stopped
-  int node = 0;    // stopped, failed: the node where it began; failed: -1 if it was not a node
+  int node = 0;    // stopped, failed: the node where it began; failed: -1 if no node is the cause
 
   // failed:
   int exit_code = 1;
@@ -84,7 +84,7 @@ struct RunResult {
   int pid = 0;
   Duration after = {};
   std::string at;   // time of day on that node
-  std::string how;  // "exit code 3"; of an agent "program 'x' was not found"
+  std::string how;  // "exit code 3"; for an agent "program 'x' was not found"
   std::string log_file;
   std::vector<std::string> last_lines;
 
@@ -127,14 +127,14 @@ struct RoundPlan {
   [[nodiscard]] int ranks() const;
   // Returns the index in `nodes` (GROUP_RANK), or -1 if the round runs without `node`.
   [[nodiscard]] int group_rank(int node) const;
-  // Returns the first rank of that group rank.
+  // Returns the first rank on the node with this group rank.
   [[nodiscard]] int first_rank(int group_rank) const;
   bool operator==(const RoundPlan&) const = default;
 };
 
-// Assigns ranks; survivors keep theirs if possible. A node keeps its place; a new node takes the
-// place of a departed node with the same number of workers; then the remaining nodes close the
-// gaps, and the remaining new nodes come last. A new worker gets the rank of the worker it
+// Assigns ranks; survivors keep their ranks if possible. Nodes keep their places; a new node takes
+// the place of a departed node with the same number of workers; then later nodes close the
+// remaining gaps, and the other new nodes come last. A new worker gets the rank of the worker it
 // replaces. `last` is null before the first round; `offers` must not be empty.
 [[nodiscard]] RoundPlan plan_round(const RoundPlan* last, std::vector<Offer> offers);
 

@@ -27,7 +27,8 @@ namespace {
 
 constexpr std::chrono::seconds first_line_after{1}, between_lines{10};
 
-// All other threads block the signal, so it is delivered to this thread.
+// Lets the signal take its default effect. All other threads block the signal, so it is delivered
+// to this thread.
 void let_it_have_its_effect(int signal) {
   sigset_t one, before;
   ::sigemptyset(&one);
@@ -117,7 +118,7 @@ void claim(const NodeSpec& spec, TcpStore& store) {
   store.set_on_disconnect(round_key::gone(spec.node), round_key::gone_without_a_word);
 }
 
-// Some nodes may have joined and left again, or have refused the run.
+// Throws if a node has joined and left again, or has refused the run.
 void check_nodes(Store& store, const NodeSpec& spec) {
   if (const auto text = store.try_get(round_key::result))
     throw BadInput(parse_run_result(*text).how);
@@ -131,7 +132,7 @@ void check_nodes(Store& store, const NodeSpec& spec) {
   }
 }
 
-// Returns the reason that it published to the other nodes.
+// Publishes to the other nodes why the run is given up, and returns the reason.
 std::string give_up_on(const std::vector<int>& nodes, Store& store, const NodeSpec& spec) {
   const std::string why = formatted(
       "node {} timed out after {} waiting for {}: no agent with --node-rank {} arrived", spec.node,

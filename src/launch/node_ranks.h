@@ -25,14 +25,14 @@ namespace lockstep::launch {
 // that requests the end.
 class WaitingLines {
  public:
-  // Calls `say` from that thread. With `signals`, the signals of SignalQueue are blocked in the
-  // calling thread during the object's lifetime and take their default effect after the line.
+  // Calls `say` from that thread. If `signals`, blocks the signals of SignalQueue in the calling
+  // thread during the object's lifetime; such a signal takes its default effect after the line.
   WaitingLines(std::function<void(const std::string&)> say, bool signals);
   ~WaitingLines();
   WaitingLines(const WaitingLines&) = delete;
   WaitingLines& operator=(const WaitingLines&) = delete;
 
-  // Sets the awaited nodes for the next lines: "node 0 at host-a:29400".
+  // Sets the text that names the awaited nodes in the next lines: "node 0 at host-a:29400".
   void wait_for(std::string what);
 
  private:
@@ -48,18 +48,19 @@ class WaitingLines {
   sys::Thread thread_;
 };
 
-// Blocks until all nodes have joined and returns their claims by node rank; keeps `lines` informed
-// of the missing nodes. Throws BadInput if another agent has the same number or refuses the run;
-// Timeout, which names the nodes that did not join by the deadline, or node 0 if it does not
-// answer; PeerLost if node 0 left. The first text under round_key::result tells all nodes why there
-// will be no run.
+// Blocks until all nodes have joined and returns their claims by node rank; shows the missing nodes
+// in `lines`. Throws BadInput if another agent has the same number or refuses the run; Timeout,
+// which names the nodes that did not join by the deadline, or node 0 if it does not answer;
+// PeerLost if node 0 left. If the run is refused, the first text under round_key::result is the
+// reason for all nodes.
 [[nodiscard]] std::vector<NodeClaim> claim_node_rank(const NodeSpec& spec, TcpStore& store,
                                                      Deadline deadline, WaitingLines& lines);
 
 // Returns the message for nodes that get no answer from node 0's store.
 [[nodiscard]] std::string silence_of_node_0(const NodeSpec& spec);
 
-// Throws BadInput with `why`, or with the reason of the agent that wrote one first.
+// Publishes `why` as the reason for refusing the run, and throws BadInput with it. If another agent
+// has already published a reason, throws with that reason.
 [[noreturn]] void refuse_run(Store& store, int node, const std::string& why);
 
 // Returns an address of this node (node 0) that the other nodes can reach.

@@ -258,9 +258,9 @@ bool SharedFailures::is_repeated(std::string_view line) const {
 
 namespace {
 
-// The buffer size of stdio for a pipe. A stream that pauses at a multiple of it paused by chance in
-// the middle of a line; a stream that pauses elsewhere was flushed on purpose, for example a
-// prompt.
+// The buffer size of stdio for a pipe. A stream that pauses at a multiple of this size probably
+// paused in the middle of a line; a stream that pauses elsewhere was flushed on purpose, for
+// example after a prompt.
 constexpr std::size_t stdio_buffer = 4096;
 
 // Only the agent's end is non-blocking: a rank must get an ordinary pipe.
@@ -295,7 +295,7 @@ bool readable(int descriptor) {
   return descriptor >= 0 && ::poll(&entry, 1, 0) > 0;
 }
 
-// Returns two numbers, for two streams, that no other object has.
+// Returns the first of two numbers, for two streams, that no other object uses.
 int next_sources() {
   static std::atomic<int> next = 0;
   return next.fetch_add(2);
@@ -333,8 +333,8 @@ void RankOutput::read(int stream, Clock::time_point now) {
 
 void RankOutput::finish() {
   for (int stream = 0; stream < 2; ++stream) {
-    // Read only the bytes that the pipe held when its writers ended; writers that live on must not
-    // block the agent here.
+    // Read only the bytes that the pipe held when its writers ended; writers that are still alive
+    // must not block the agent here.
     for (int round = 0; round < 8; ++round) read(stream, Clock::now());
     show(stream, streams_[stream].waiting.size());
   }
@@ -347,7 +347,7 @@ Deadline RankOutput::show_unfinished(Clock::time_point now) {
     if (from.waiting.empty() || from.taken % stdio_buffer == 0) continue;
     const Duration left = from.waiting_since + partial_line_timeout - now;
     if (left <= Duration::zero()) {
-      if (readable(from.read_end.get())) continue;  // its end may follow
+      if (readable(from.read_end.get())) continue;  // end-of-file may follow
       show(stream, from.waiting.size());
     } else {
       next = next.or_sooner(Deadline::after(left));
@@ -418,7 +418,7 @@ void OutputRelay::watch(Poller& poller) {
 }
 
 void OutputRelay::watch(Poller& poller, RankOutput& rank) {
-  if (output_.full() || error_.full()) return;  // the rank waits, as it would for a slow terminal
+  if (output_.full() || error_.full()) return;  // let the rank wait, as for a slow terminal
   for (int stream = 0; stream < 2; ++stream)
     poller.watch(rank.descriptor(stream), POLLIN,
                  [&rank, stream] { rank.read(stream, Clock::now()); });

@@ -66,9 +66,9 @@ class Printer {
   Printer(Sink& sink, OpenLine& open, PrefixStyle style)
       : sink_(sink), open_(open), style_(style) {}
 
-  // Prints text of `rank`; -1: of a process in reserve. The text need not end with a newline. A
-  // later text with the same `stream` (a number from 0, one per pipe) continues the line; text of
-  // another stream begins a new line.
+  // Prints text of `rank`; -1: of a hot spare. The text need not end with a newline. A later text
+  // with the same `stream` (a number from 0, one per pipe) continues the line; text of another
+  // stream begins a new line.
   void print(int stream, int rank, std::string_view text);
   // Prints one of the agent's own lines.
   void say(std::string_view line);
@@ -79,8 +79,8 @@ class Printer {
   PrefixStyle style_;
 };
 
-// Returns the offset of the last line of `text` without an end ('\n', or the '\r' of progress
-// bars).
+// Returns the offset of the incomplete last line of `text`: the text after the last '\n' (or '\r'
+// of a progress bar).
 [[nodiscard]] std::size_t unfinished(std::string_view text);
 
 // The last lines that a rank has printed, for the report of its failure.
@@ -130,9 +130,10 @@ inline std::optional<LogLine> parse_log_line(std::string_view line) {
 // Shows a failure that ends several ranks once. Ranks of a failed group print the reason as one
 // line of the library's log on standard error, all with the same sentence (rank_env::failure_mark),
 // and most programs then print the exception as well. Hides only lines that say nothing else:
-//  - the log's line, if its sentence was shown already;
-//  - the sentence alone, or after the words of the C++ runtime or of our own programs;
-//  - a line that ends with the sentence and was shown before, letter by letter, so that the text in
+//  - the line of the log, if its sentence has been shown already;
+//  - a line with only the sentence, or with the sentence after the text of the C++ runtime or of
+//    our own programs;
+//  - a line that ends with the sentence, if the same line has been shown before, so that text in
 //    front of the sentence is shown once;
 //  - the line with which one of our programs explains its exit, if another rank has printed the
 //    same sentence ("lockstep train: rank 1: SENTENCE").
@@ -144,10 +145,10 @@ class SharedFailures {
     bool is_complaint = false;  // one of our programs' errors, not a group failure
   };
 
-  // Returns the part of `text` to show. `text` is lines of that rank's standard error; the last one
-  // may be incomplete.
+  // Returns the part of `text` to show. `text` contains lines of that rank's standard error; the
+  // last line may be incomplete.
   [[nodiscard]] std::string take(int rank, std::string_view text);
-  // Returns true if the line (without its end) only repeats, or announces, a sentence that was
+  // Returns true if the line (without its end) only repeats or announces a sentence that has been
   // shown.
   [[nodiscard]] bool is_repeated(std::string_view line) const;
   [[nodiscard]] const std::vector<Failure>& failures() const { return failures_; }
@@ -222,7 +223,7 @@ class RankOutput {
 
   int rank_;
   const int
-      first_source_;  // for the printers: processes in reserve have no rank to tell them apart
+      first_source_;  // for the printers: hot spares have no rank
   Printer* printers_[2];
   SharedFailures& failures_;
   Stream streams_[2];
@@ -251,13 +252,13 @@ class OutputRelay {
   void say(const std::string& line);
   // Polls the sinks and writes queued bytes as soon as their readers take them.
   void watch(Poller& poller);
-  // Polls the rank's pipes and reads them, unless that must wait for a reader.
+  // Polls the rank's pipes and reads them, unless the output must wait for a reader.
   void watch(Poller& poller, RankOutput& rank);
   // Shows unfinished lines of the ranks; returns the time of the next call.
   [[nodiscard]] static Deadline show_unfinished(const std::vector<RankOutput*>& ranks,
                                                 Clock::time_point now);
-  // Reports each loss of output once. Returns true, once, if the reader of standard output has gone
-  // and the run should stop for that reason.
+  // Reports each loss of output once. Returns true, once, if the reader of standard output has
+  // closed it and the run should therefore stop.
   [[nodiscard]] bool say_losses(const std::vector<RankOutput*>& ranks);
   // Writes the queued bytes at the reader's speed, until `interrupted` or until the reader takes
   // nothing for a while.

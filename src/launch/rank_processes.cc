@@ -56,7 +56,7 @@ void Worker::start(const std::string& file, const WorkerSpec& spec, const RankSp
   for (const auto& [name, value] : environment)
     command.environment.push_back(formatted("{}={}", name, value));
   sys::FileDescriptor nothing;
-  // One in reserve gives it up where it does not become rank 0.
+  // A hot spare keeps standard input until it gets a rank, and closes it unless that is rank 0.
   if (spec.input == StandardInput::none || (rank_ != 0 && !is_in_reserve())) {
     nothing = open_nothing();
     command.input = nothing.get();
@@ -91,7 +91,8 @@ void Worker::take_over(int rank, std::string name, const LogFile& log) {
   output_.begin_log(log);
 }
 
-// It fits into an empty socket. One that has ended meanwhile is a worker that fails at once.
+// The message fits into the socket's empty buffer. If the hot spare has ended in the meantime, it
+// counts as a worker that failed at once.
 void Worker::give_place(const RankSpec& place) {
   std::string text;
   for (const auto& [name, value] : place_environment(place)) {
@@ -183,7 +184,7 @@ constexpr int most_failures_in_reserve = 3;
 constexpr int no_rank = -1;
 
 constexpr std::chrono::seconds leftover_grace{1}, orphan_interval{1}, shortest_look{1};
-constexpr int looks_until_hung = 5;  // at least, unless the time is shorter than that
+constexpr int looks_until_hung = 5;  // at least, unless hung_after is too short
 
 void check_limits(const WorkerSpec& spec, rlim_t most) {
   constexpr rlim_t own = 24, of_a_rank = 4;  // while the ranks are being started
@@ -360,11 +361,11 @@ void RankProcesses::start(Worker& worker, RankSpec place) {
 
 void RankProcesses::watch(Poller& poller) {
   for (const auto& worker : run_.workers) relay_.watch(poller, worker->output());
-  // Only to wake up: which of several ended first is decided when all of them have been looked at.
+  // Only wakes up the poller; take_ended() then checks all processes and puts them in order.
   for (sys::Process* process : living()) poller.watch(process->pidfd(), POLLIN, [] {});
 }
 
-// Looks at the ranks of this node and at their descendants: a program may run below a shell.
+// Checks the ranks of this node and their descendants, because a program may run below a shell.
 void RankProcesses::look_for_hangs() {
   const Duration hung_after = run_.spec.hung_after;
   const Duration between_looks = std::max<Duration>(shortest_look, hung_after / looks_until_hung);
@@ -430,7 +431,7 @@ void RankProcesses::tend() {
   subreaper_->collect(numbers_of(living()));
 }
 
-// Returns the processes of the ranks and of the reserve.
+// Returns the processes of the ranks and of the hot spares.
 std::vector<sys::Process*> RankProcesses::living() const {
   std::vector<sys::Process*> processes;
   for (const Workers& list : {std::cref(run_.workers), std::cref(reserve_.workers())})

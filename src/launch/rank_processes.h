@@ -1,4 +1,4 @@
-// The processes of an agent: its ranks, its hot spares (the reserve), and their descendants.
+// The processes of an agent: its ranks, its hot spares (the reserve), and the descendants of both.
 #pragma once
 
 #include "launch/agent.h"
@@ -28,31 +28,31 @@ namespace lockstep::launch {
 
 class ErrorFolder;
 
-// One rank, as the agent sees it: its process and its output.
+// The process and the output of one rank or hot spare.
 class Worker {
  public:
   // How the worker behaves at the end of a round.
   enum class Standing {
-    plain,    // it is ended, and another process is started for the next one
+    plain,    // it is terminated, and a new process is started for the next round
     keeps,    // it leaves the round by itself
-    waiting,  // it has left, and waits for the next one
+    waiting,  // it has left, and waits for the next round
   };
 
-  // `log` as RankOutput.
+  // `log`: as for RankOutput.
   Worker(int rank, std::string name, Printer& output, Printer& error, SharedFailures& failures,
          const LogFile& log)
       : rank_(rank), name_(std::move(name)), output_(rank, output, error, failures, log) {}
 
   // Executes `file` with the arguments and the environment of `spec`. Without a rank (-1) the
-  // process is in reserve: the program waits for its place in rank_env::wait_for_place(). Throws
+  // process is a hot spare: the program waits for its rank in rank_env::wait_for_place(). Throws
   // SystemError if the process cannot be started.
   void start(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
              rlimit open_files);
 
   [[nodiscard]] bool is_in_reserve() const { return static_cast<bool>(reserve_); }
-  // Returns true if the worker is in reserve and waits for its place.
+  // Returns true if the worker is a hot spare and waits for its rank.
   [[nodiscard]] bool is_ready();
-  // For a worker that is ready: it becomes worker `rank`, and continues with give_place().
+  // Makes a ready hot spare worker `rank`. Call give_place() next, which sends it the rank.
   void take_over(int rank, std::string name, const LogFile& log);
   void give_place(const RankSpec& place);
 
@@ -67,18 +67,18 @@ class Worker {
   void set_standing(Standing standing) { standing_ = standing; }
   // Kills the process. `why` describes its end in reports: "killed by the agent: ...".
   void kill(const std::string& why);
-  // Kills the process if it was stopped at every look for `hung_after`. Looks that are further
-  // apart than `longest_pause` do not count.
+  // Records one check of the process. Kills the process if all checks during `hung_after` found it
+  // stopped. Checks that are further apart than `longest_pause` do not count.
   void note_look(bool is_stopped, Duration hung_after, Duration longest_pause);
   [[nodiscard]] const std::string& error_file() const { return error_file_; }
   [[nodiscard]] RankOutput& output() { return output_; }
-  // Returns the process until it is collected; then null.
+  // Returns the process; null after take_end() has returned its status.
   [[nodiscard]] sys::Process* process() { return running_ ? &*process_ : nullptr; }
-  // The pid of the last process that was started; 0 if none was.
+  // Returns the pid of the last process that was started; 0 if there was none.
   [[nodiscard]] int pid() const { return process_ ? process_->pid() : 0; }
   // Returns the exit status of the process once, after it has ended.
   [[nodiscard]] std::optional<sys::ExitStatus> take_end();
-  // Returns the exit status at any time after that; nothing while the process runs.
+  // Returns the exit status after take_end() has returned it; std::nullopt before.
   [[nodiscard]] const std::optional<sys::ExitStatus>& end() const { return end_; }
   [[nodiscard]] RankEnd describe_end(sys::ExitStatus status, Clock::time_point now) const;
 
@@ -90,13 +90,13 @@ class Worker {
   std::string error_file_;
   RankOutput output_;
   std::optional<sys::Process> process_;
-  sys::FileDescriptor reserve_;     // to it, while it has no place
-  sys::FileDescriptor in_reserve_;  // its own, while it is started
+  sys::FileDescriptor reserve_;     // to a hot spare without a rank
+  sys::FileDescriptor in_reserve_;  // the other end, during start()
   bool is_ready_ = false;
   bool running_ = false;
   std::optional<sys::ExitStatus> end_;
   Clock::time_point started_;
-  std::optional<HeartbeatMonitor> life_;  // of this process, since the first look
+  std::optional<HeartbeatMonitor> life_;  // of this process, since its first check
   int looks_ = 0;
 };
 
@@ -104,8 +104,8 @@ using Workers = std::vector<std::unique_ptr<Worker>>;
 
 // The file that a program's name resolves to, as in a shell.
 struct FoundProgram {
-  std::string file;     // what to execute, when problem is empty
-  std::string problem;  // one line: why it cannot be
+  std::string file;     // what to execute, if `problem` is empty
+  std::string problem;  // one line: why it cannot be executed
   int exit_code = 0;    // 127: not found; 126: found but cannot be executed
 };
 
@@ -117,26 +117,27 @@ struct FoundProgram {
 // their agent. Throws BadInput if there are too few for all ranks of this node.
 [[nodiscard]] std::string gpus_of(const WorkerSpec& spec, int local_rank);
 
-// In a run that may have more rounds, SIGTERM is sent only after the agents have decided.
+// If the run may have more rounds, SIGTERM is sent only after the agents have decided how to react
+// to the failure.
 [[nodiscard]] inline Grace grace_of(const WorkerSpec& spec) {
   Grace grace{.stop = spec.grace, .failure = spec.failure_grace};
   if (may_have_more_rounds(spec)) grace.notice.reset();
   return grace;
 }
 
-// State that the parts of an agent's run share: the request, the progress, and the outcome.
+// The state that the parts of an agent's run share: request, progress and result.
 struct RunState {
   explicit RunState(WorkerSpec of) : spec(std::move(of)), machine(spec.ranks, grace_of(spec)) {}
 
   WorkerSpec spec;
   int node = 0;                 // the number of this agent
   RoundPlan plan;               // of the newest round that has begun
-  Workers workers;              // by local rank; none before the first round
+  Workers workers;              // by local rank; empty before the first round
   AgentStateMachine machine;    // of the ranks of that round
   int gathering_for = -1;       // the round to offer for; -1: none
-  bool round_reported = false;  // the failure that has ended the newest round
+  bool round_reported = false;  // the failure that ended the newest round
   int asked_to_stop = 0;        // the signal
-  bool interrupted = false;     // a stop was asked for while the last output was being written
+  bool interrupted = false;     // a stop was requested while the last output was written
 
   std::string problem;    // why no rank can be started
   std::string failure;    // "rank 1 has failed (exit code 3)"
@@ -155,21 +156,21 @@ struct RunState {
   [[nodiscard]] Worker& worker(int rank) const { return *workers[rank - first_rank()]; }
 };
 
-// Processes in reserve: started before there is a rank for them. A process that takes the place of
-// another one must be wanted then.
+// Hot spares: processes that are started before there is a rank for them.
 class Reserve {
  public:
   Reserve(int most, OutputRelay& relay) : most_(most), relay_(relay) {}
 
-  // The program can wait in reserve: from now on there are such processes.
+  // Call it when the program has announced that it supports hot spares: they are started from now
+  // on.
   void allow();
-  // When the reserve is to be filled up.
+  // Sets the time at which missing hot spares are started.
   void fill_at(Clock::time_point when) { fill_at_ = when; }
   [[nodiscard]] std::optional<Clock::time_point> next() const { return fill_at_; }
-  // Fills it up with workers that `start` starts, if that is due and `is_wanted`.
+  // If that time has come and `is_wanted`, starts the missing hot spares with `start`.
   void fill(bool is_wanted, const std::function<void(Worker&)>& start);
-  // Returns a worker that is ready; null if no worker is. A worker that is not ready would not
-  // start earlier than a new process for the rank.
+  // Returns a ready hot spare, or null if no hot spare is ready. A hot spare that is not ready has
+  // no advantage over a new process.
   [[nodiscard]] std::unique_ptr<Worker> take();
   void take_ended();
   void end();
@@ -182,52 +183,54 @@ class Reserve {
   bool is_allowed_ = false;
   Workers workers_;
   std::optional<Clock::time_point> fill_at_;
-  int failures_ = 0;  // that ended before they were ready
+  int failures_ = 0;  // hot spares that ended before they were ready
 };
 
 // All processes of a run on this node.
 class RankProcesses {
  public:
-  // `run`, `relay` and `store` must outlive this object. Raises the limit of open files, and adopts
+  // `run`, `relay` and `store` must outlive this object. Raises the limit of open files and adopts
   // orphans.
   RankProcesses(RunState& run, OutputRelay& relay, const RoundStore& store);
-  // Ends what is left.
+  // Kills all remaining processes.
   ~RankProcesses();
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
-  // Before anything is started that executes `file`: makes folders and starts the guard. BadInput,
-  // SystemError as Agent::run().
+  // Call it before start(): starts the guard. `file` is the file that ranks execute. Throws
+  // BadInput and SystemError like Agent::run().
   void open(std::string file, const ErrorFolder& errors);
   [[nodiscard]] Reserve& reserve() { return reserve_; }
 
-  // A worker for a rank of the round, from the reserve if one is ready; not started.
+  // Returns a worker for a rank of the round: a hot spare if one is ready, otherwise a worker that
+  // is not started.
   [[nodiscard]] std::unique_ptr<Worker> fresh_worker(int rank, const std::string& name);
   // Starts these workers of the round. If a rank cannot be started, returns the problem and the
-  // number of workers that were started; otherwise nothing.
+  // number of workers that were started; otherwise std::nullopt.
   struct Failure {
     int started = 0;
     std::string problem;
   };
   [[nodiscard]] std::optional<Failure> start(const std::vector<Worker*>& workers);
 
-  // Reads output, and wakes up when a process ends.
+  // Makes the poller read output and wake up when a process ends.
   void watch(Poller& poller);
   // Returns the workers of the round that have ended. Killed workers come first: a killed worker is
   // more likely to be the cause of another worker's error than its effect.
   [[nodiscard]] std::vector<std::pair<Worker*, sys::ExitStatus>> take_ended();
-  // Tells ranks that wait in init() that a rank has ended well; of any other end they learn by
-  // their own.
+  // Informs ranks that wait in init() that a rank has exited with status 0. (Other exits end the
+  // run or the round.)
   void tell_end(const RankEnd& end);
-  // To the ranks; with `only_plain` not to those that leave the round by themselves.
+  // Sends the signal to the ranks; if `only_plain`, not to ranks that leave the round by
+  // themselves.
   void send(int signal, bool only_plain);
-  // Stops them and this process, until SIGCONT.
+  // Stops all ranks, hot spares and this process until SIGCONT.
   void suspend();
-  // Starts processes in reserve if they are due, kills ranks that have hung, and collects orphans.
+  // Starts hot spares that are due, kills ranks that hang, and collects orphans.
   void tend();
-  // Ends the processes that the ended workers have left, before the next round starts.
+  // Terminates the processes that ended workers have left. Call it before the next round starts.
   void end_leftovers();
-  // Ends all processes except the agent's own, after the ranks have ended.
+  // Terminates all processes except the agent's own. Call it after the ranks have ended.
   void end_all();
 
  private:
@@ -245,7 +248,7 @@ class RankProcesses {
   std::optional<rank_env::RankEnds> rank_ends_;  // made when it is first used
   Reserve reserve_;
   std::optional<Subreaper> subreaper_;
-  sys::FileDescriptor this_process_;  // for the ranks, which end when it ends
+  sys::FileDescriptor this_process_;  // a pidfd; ranks end when this process ends
   std::optional<Guard> guard_;
   Clock::time_point orphans_seen_, hangs_seen_;
 };

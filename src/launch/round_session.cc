@@ -17,9 +17,9 @@ namespace lockstep::launch {
 namespace {
 
 constexpr std::chrono::seconds notice_of_the_end{1};
-// Survivors write why their group has died; most end by themselves sooner.
+// Time for surviving ranks to print why their group has failed; most end sooner by themselves.
 constexpr std::chrono::milliseconds notice_of_a_round{100};
-// The new rank's first step comes before the start of the next process in reserve.
+// Start the next hot spare only after the first step of the new rank.
 constexpr std::chrono::milliseconds until_the_round_is_under_way{250};
 constexpr std::chrono::seconds first_waiting_line{1}, next_waiting_line{10}, next_spare_line{60};
 
@@ -39,9 +39,9 @@ std::string node_name(int node, const RunState& run, const RoundSource& source) 
              : formatted("node {} (host {})", group_rank, run.plan.nodes[group_rank].host);
 }
 
-// The result of the run as this node shows it.
+// Returns the result of the run that this node reports.
 RunResult result_for_this_node(RoundEvent event, const RunState& run) {
-  // Without the store it cannot be known whose failure came first.
+  // Without the store, the order of failures on different nodes is unknown.
   if (event.store_lost && run.own_failure) return *run.own_failure;
   RunResult result = std::move(event.result);
   const bool failed = result.kind == RunResult::Kind::failed;
@@ -94,7 +94,7 @@ void RoundSession::gather(const RoundEvent& event) {
   spare_line_.clear();
   if (may_have_more_rounds(run_.spec))
     waiting_line_ = Clock::now() + first_waiting_line;
-  else if (run_.spec.nodes.nodes > 1)  // all have come
+  else if (run_.spec.nodes.nodes > 1)  // all nodes have joined
     waiting_line_ = Clock::now() + next_waiting_line;
   if (run_.workers.empty()) return;
   if (run_.machine.cause() < 0)
@@ -174,7 +174,7 @@ void RoundSession::begin_round(const RoundPlan& plan) {
   waiting_line_.reset();
   told_ = false;
   run_.round_reported = false;
-  relay_.failures() = {};  // those of the last round are in its report
+  relay_.failures() = {};  // failures of the last round have been reported
   const RoundPlan::Node& own = plan.nodes[plan.group_rank(run_.node)];
   if (plan.round > 0)
     relay_.say(formatted("round {} begins: {} on {}, {} of {} restarts used", plan.round,
@@ -197,7 +197,7 @@ void RoundSession::begin_round(const RoundPlan& plan) {
     fresh.push_back(worker.get());
   }
   start(fresh);
-  // One that has ended well may have seen the round before the agent did.
+  // A worker that ended successfully may have seen the new round before the agent did.
   for (Worker* worker : lost)
     worker->end() && worker->end()->success() ? note_end(*worker, *worker->end())
                                               : note_lost(*worker);
@@ -211,12 +211,12 @@ void RoundSession::start(const std::vector<Worker*>& fresh) {
   relay_.say(run_.problem);
   run_.result.exit_code = 126;
   tell_failure(run_.problem);
-  const std::size_t others = run_.workers.size() - fresh.size();  // that live on
+  const std::size_t others = run_.workers.size() - fresh.size();  // still running
   run_.machine.could_not_start(static_cast<int>(others) + failure->started);
   if (const auto signal = run_.machine.take_signal()) processes_.send(*signal, false);
 }
 
-// It has ended after it was promised for the round.
+// Handles a worker that ended after it had been offered for the round.
 void RoundSession::note_lost(const Worker& worker) {
   run_.result.ends.push_back({.rank = worker.rank(),
                               .pid = worker.pid(),
@@ -262,7 +262,7 @@ void RoundSession::end_rounds(RoundEvent event) {
   end_keepers();
 }
 
-// They were spared when the round ended, and are not any more.
+// Terminates the workers that were spared when the round ended.
 void RoundSession::end_keepers() {
   for (const auto& worker : run_.workers) {
     if (worker->standing() != Worker::Standing::keeps) continue;
@@ -271,7 +271,7 @@ void RoundSession::end_keepers() {
   }
 }
 
-// While no ranks run that could be told, or while a round ends.
+// Called while no ranks run that could get the signal, or while a round ends.
 void RoundSession::ask_to_stop(int signal) {
   if (!asks_to_stop(signal)) return;
   if (run_.asked_to_stop != 0 && run_.machine.state() != State::stopping) run_.interrupted = true;
@@ -297,7 +297,7 @@ void RoundSession::say_waiting() {
 void RoundSession::note_end(Worker& worker, sys::ExitStatus status) {
   const auto now = Clock::now();
   worker.output().finish();
-  if (worker.standing() == Worker::Standing::waiting) return;  // begin_round() sees it
+  if (worker.standing() == Worker::Standing::waiting) return;  // begin_round() handles it
   run_.result.ends.push_back(worker.describe_end(status, now));
   run_.machine.ended(worker.rank(), status, now);
   if (run_.machine.cause() == worker.rank()) note_failure(run_.result.ends.back());

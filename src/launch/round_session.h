@@ -26,16 +26,16 @@ class RoundSession {
   // Handles the source's events; may begin a round with other workers.
   void take_events();
   // Does the work that is due: kills workers that do not leave their round in time, announces that
-  // all have ended successfully, and sends the offer for the next round once all processes of the
-  // last one have ended, except those that wait for the next.
+  // all workers have ended successfully, and sends the offer for the next round once all processes
+  // of the last round have ended or wait for the next round.
   void go_on();
   // Returns the latest time for the next call of go_on() if nothing else happens.
   [[nodiscard]] Deadline next_wake(Clock::time_point now) const;
 
   // Call when a rank of this node has ended.
   void note_end(Worker& worker, sys::ExitStatus status);
-  // Announces that this node cannot go on. `how` is for the other nodes; it was printed here
-  // already.
+  // Announces that this node cannot continue. `how` is for the other nodes; this node must have
+  // printed it already.
   void tell_failure(const std::string& how);
   // Call if no ranks run that could get the signal, or while a round ends.
   void ask_to_stop(int signal);
@@ -63,8 +63,8 @@ class RoundSession {
   int next_worker_ = 0;
   std::optional<Clock::time_point> keepers_limit_, waiting_line_, offer_after_;
   std::string pause_line_;  // printed after the round's report
-  std::string spare_line_;  // printed now and then while a round runs without this node; else empty
-  bool told_ = false;       // the other nodes know this node's outcome
+  std::string spare_line_;  // printed periodically while a round runs without this node
+  bool told_ = false;       // this node's outcome has been published
 };
 
 }  // namespace lockstep::launch

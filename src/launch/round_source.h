@@ -1,5 +1,5 @@
-// The source of an agent's events about the rounds of its run, and the receiver of its statements
-// about its own workers. A round is a period with a fixed set of workers and ranks.
+// The interface through which an agent receives the events of its run's rounds and reports the
+// state of its own workers. A round is a period with a fixed set of workers and ranks.
 #pragma once
 
 #include "base/mutex.h"
@@ -22,18 +22,18 @@ struct RoundEvent {
     gather,   // end the processes of the last round, then offer() for round `round`
     waiting,  // these workers wait for the round
     begin,    // the round begins
-    spare,    // a round runs without this node, which waits until there is room for it
-    reserve,  // the program's processes may wait in reserve; sent once
+    spare,    // a round runs without this node, which waits for room
+    reserve,  // the program supports hot spares; sent once
     over,     // the run is over; the last event
   };
   Kind kind = Kind::gather;
   int round = 0;
-  std::string why = {};                // gather: why the last round ended; empty: there was none
+  std::string why = {};                // gather: why the last round ended; empty: first round
   Duration pause = {};                 // pause
-  std::set<std::string> workers = {};  // gather: workers of the last round that stay by themselves
+  std::set<std::string> workers = {};  // gather: workers of the last round that continue
   RoundPlan plan = {};                 // begin, spare; over: of a round that did not begin here
   RunResult result = {};               // over
-  bool store_lost = false;             // over: a failure on this node may have come first
+  bool store_lost = false;             // over: this node may have failed first
 };
 
 // Only wait_for_the_others() blocks. Events may come from other threads.
@@ -44,7 +44,7 @@ class RoundSource {
   RoundSource& operator=(const RoundSource&) = delete;
 
   [[nodiscard]] const RoundStore& store() const { return store_; }
-  // This agent's number; in a fixed run its node rank.
+  // Returns this agent's number; in a fixed run, its node rank.
   [[nodiscard]] int node() const { return node_; }
   // Returns the host of a node of a fixed run; "unknown" if no node has that number.
   [[nodiscard]] virtual std::string host(int node) const = 0;
@@ -56,15 +56,15 @@ class RoundSource {
   [[nodiscard]] std::vector<RoundEvent> take_events();
 
   virtual void offer(int round, const Offer& offer) = 0;
-  // Reports that a worker of this node has failed in that round, which ends. Another round follows,
-  // after a pause if workers have failed before init() several times in a row. The run is over if
-  // the restarts are used up, and after a usage error (exit code 2 before init()). If a node of the
-  // round has gone, that is the cause.
+  // Reports that a worker of this node has failed; the round ends. Another round follows, after a
+  // pause if workers have failed before init() several times in a row. The run is over if no
+  // restarts are left, or after a usage error (exit code 2 before init()). If a node of the round
+  // has been lost, that counts as the cause.
   virtual void fail(const RoundPlan& plan, const RunResult& failure) = 0;
   // Reports that all workers of this node have succeeded.
   virtual void done(int round) = 0;
-  // Reports that this node was asked to stop. It leaves if the run can go on without it, as it can
-  // without a spare; otherwise the run ends.
+  // Reports that this node was asked to stop. If the run can continue without this node (always, if
+  // it is a spare), the node leaves; otherwise the run ends.
   virtual void stop(const RunResult& stopped, bool is_spare) = 0;
   // Ends the run for all nodes.
   virtual void end_run(const RunResult& result) = 0;
@@ -89,7 +89,7 @@ class RoundSource {
   std::vector<RoundEvent> events_ LOCKSTEP_GUARDED_BY(events_mutex_);
 };
 
-// The one round of a run on one node without restarts: answers at once and writes nothing to the
+// The only round of a run on one node without restarts: answers at once and writes nothing to the
 // store.
 class OneRound : public RoundSource {
  public:

@@ -82,8 +82,8 @@ Duration time_to_reconnect(const NodeSpec& spec) {
   return spec.store.empty() ? Duration::zero() : spec.join_timeout;
 }
 
-// Blocks until the server answers or the deadline passes. Errors refer to this side as `self`
-// ("node 1") and to the other as `server` ("node 0").
+// Blocks until the server answers or the deadline passes. Error messages call this side `self`
+// ("node 1") and the other side `server` ("node 0").
 std::shared_ptr<TcpStore> come_to_store(const NodeSpec& spec, const RendezvousEndpoint& at,
                                         const std::string& secret, Deadline deadline,
                                         const std::string& self, const std::string& server) {

@@ -47,8 +47,7 @@ struct RoundStore {
   std::string secret;
   std::string run_id;  // unique per run
 
-  // Returns a new descriptor for one rank to inherit, with a number that scripts do not use
-  // themselves.
+  // Returns a new descriptor that one rank inherits, with a high number that scripts do not use.
   [[nodiscard]] sys::FileDescriptor secret_descriptor() const;
 };
 
@@ -56,10 +55,10 @@ struct RoundStore {
 // port is in use.
 [[nodiscard]] RoundStore serve_store(int port);
 
-// Serves the store of a run on one node at 127.0.0.1:port, or serves the store of several nodes, or
-// connects to it until `join_deadline`, as `nodes` says. Throws BadInput if the port is in use, the
-// address is not this host's, or the secret is missing, unreadable or wrong; Timeout if there is no
-// server.
+// Depending on `nodes`: serves the store of a run on one node at 127.0.0.1:port, serves the store
+// of several nodes, or connects to it (until `join_deadline`). Throws BadInput if the port is in
+// use, the address is not this host's, or the secret is missing, unreadable or wrong; Timeout if
+// there is no server.
 [[nodiscard]] RoundStore open_round_store(const NodeSpec& nodes, int port, Deadline join_deadline);
 
 // Returns a name that no other run has.

@@ -21,12 +21,12 @@ namespace lockstep::launch {
 
 namespace {
 
-// After a worker's failure: until the end of its agent's connection shows, if that is why.
+// After a worker's failure: how long to wait for the loss of a node, which may be the cause.
 constexpr std::chrono::milliseconds time_to_miss_a_node{300};
 constexpr std::chrono::milliseconds look_again{20};
 constexpr std::chrono::seconds early{60}, first_pause{1}, longest_pause{30};
 constexpr std::chrono::seconds time_to_close{2};
-// After the join deadline: node 0 decides, and the others wait for its word.
+// How long other nodes wait, after the join deadline, for the decision of node 0.
 constexpr std::chrono::seconds time_to_decide{10};
 constexpr std::int64_t kept_news = 1000;
 constexpr std::string_view nnodes_option = "--nnodes ";
@@ -49,7 +49,7 @@ Deadline later(Deadline deadline, Duration time) {
   return deadline.is_never() ? deadline : Deadline::after(deadline.left() + time);
 }
 
-// How a fixed run ends when the store cannot be used any more.
+// Returns the result of a fixed run if the store cannot be used any more.
 RunResult end_of_store(const std::exception& error, const NodeSpec& nodes) {
   RunResult result{.kind = RunResult::Kind::failed, .node = 0};
   if (dynamic_cast<const BadInput*>(&error) != nullptr) {
@@ -103,7 +103,7 @@ Rounds::~Rounds() {
   std::future<void> all_said = said->get_future();
   tasks_.push([said] { said->set_value(); });
   all_said.wait_for(time_to_close);
-  store_.store->disconnect();  // what still waits for it fails now
+  store_.store->disconnect();  // calls that still wait fail now
   static_cast<void>(tasks_.end(Deadline::never().left()));
   for (sys::Thread& thread : threads_) thread.join();
 }
@@ -130,7 +130,7 @@ void Rounds::join(int max_restarts, Deadline deadline, WaitingLines& lines) {
   }
 }
 
-// In a fixed run the terms of node 0 count.
+// Checks that all agents have the same options. In a fixed run, node 0's options count.
 void Rounds::check_terms(const std::string& own, Deadline deadline) {
   const bool counts = !is_fixed_ || node_ == 0;
   const std::string stands =
@@ -181,7 +181,7 @@ void Rounds::offer(int round, const Offer& offer) {
 
 void Rounds::fail(const RoundPlan& plan, const RunResult& failure) {
   push([this, plan, failure] {
-    // Several agents may wait: the failure that came first counts, not the wait that ends first.
+    // Several agents may wait here: the failure that was published first counts.
     const std::string first =
         is_fixed_ ? first_value(keys_, round_key::failure, to_text(failure)) : std::string();
     const std::optional<std::string> why = node_lost_soon(plan);
@@ -206,7 +206,7 @@ void Rounds::fail(const RoundPlan& plan, const RunResult& failure) {
   });
 }
 
-// A node of the round that is lost, or will be in a moment.
+// Waits briefly for the loss of a node of the round. Returns a sentence about it, if there is one.
 std::optional<std::string> Rounds::node_lost_soon(const RoundPlan& plan) {
   const Deadline limit =
       Deadline::after(plan.nodes.size() > 1 ? time_to_miss_a_node : Duration::zero());
@@ -215,14 +215,15 @@ std::optional<std::string> Rounds::node_lost_soon(const RoundPlan& plan) {
   return why;
 }
 
-// Returns true if the rank failed in its first minute and before init(). A rank that is alone, and
-// a program without our init(), do not say that they have called it. SIGKILL comes from outside.
+// Returns true if the rank failed in its first minute and before init(). (A rank without peers, and
+// programs that never call our init(), do not count their calls of init().) SIGKILL is not counted,
+// because it comes from outside.
 bool Rounds::is_early(const RoundPlan& plan, const RunResult& failure) {
   return failure.after < early && failure.exit_code != 128 + SIGKILL &&
          !keys_.try_get(round_key::inits_of(store_.run_id, plan.round, failure.rank));
 }
 
-// The first one may be chance, and is tried again at once.
+// The first early failure may be an accident, so the next round begins at once.
 void Rounds::pause_after_early_failures() {
   if (early_failures_ < 2) return;
   const int doublings = std::min(early_failures_ - 2, 5);
@@ -273,8 +274,8 @@ void Rounds::wait_for_the_others(Deadline deadline, const std::function<bool()>&
   }
 }
 
-// A task fails because the store is lost, which the following thread notices too, or because a rank
-// has written a wrong value into a key of the agents.
+// A task fails if the store is lost, which the thread that follows the store notices too, or if a
+// rank has written an invalid value into a key of the agents.
 void Rounds::push(std::function<void()> task) {
   tasks_.push([this, task = std::move(task)] {
     try {
@@ -285,14 +286,14 @@ void Rounds::push(std::function<void()> task) {
   });
 }
 
-// The others look again.
+// Makes the other agents read the store again.
 void Rounds::announce() {
   const std::int64_t number = raise(round_key::news);
   keys_.set(round_key::news_of(number), "");
   if (number > kept_news) keys_.erase(round_key::news_of(number - kept_news));
 }
 
-// A rank has the secret, too, and may write what it likes.
+// Ranks have the secret too and can write any value, so check the result.
 std::int64_t Rounds::raise(const std::string& key) {
   try {
     return keys_.add(key, 1);
@@ -312,7 +313,7 @@ void Rounds::lose(const std::exception& error) noexcept {
   const RunResult result = end_of_store(error, nodes_);
   emit({.kind = RoundEvent::Kind::over, .result = result, .store_lost = result.node == 0});
   try {
-    // For the others, and for node 0 should it go on one day.
+    // For the other agents, and for node 0 in case it continues later.
     keys_.compare_set(round_key::result, "", to_text(result));
     announce();
   } catch (const std::exception& lost) {
@@ -325,8 +326,8 @@ void Rounds::pause(Duration time) {
   closing_changed_.wait_for(lock.native(), time, [&] { return closing_.load(); });
 }
 
-// Each watches one other, the lowest that lives, and that one watches all: its own, which would not
-// be heard while the store is stopped, counts for nothing.
+// Each agent watches the heartbeat of the lowest living node, whose agent watches all other nodes.
+// No agent watches its own heartbeat.
 void Rounds::heartbeat() noexcept {
   constexpr int heartbeats_until_lost = 5;
   while (!closing_) {

@@ -1,13 +1,12 @@
 // Rounds of a run whose workers may fail and whose nodes may come and go. A round is a period with
 // a fixed set of workers and ranks. If a worker or a node is lost, or a node joins, the round ends,
-// the nodes gather, and the next round begins with the nodes that are present.
+// the nodes send new offers, and the next round begins with the nodes that are present.
 //
 // A run over several nodes without restarts and with a constant set of nodes is fixed: it has one
 // round, --node-rank numbers its nodes, and the loss of a node ends the run at once.
 //
-// There is no leader. Each agent looks at the store, acts on its content, and tells the others to
-// look again; the first compare_set() makes each decision. Keys of the agents, all below
-// lockstep-run/:
+// There is no leader. Each agent reads the store, acts on its content, and makes the others read it
+// again; the first compare_set() makes each decision. Keys of the agents, all below lockstep-run/:
 //
 //   name, terms        the unique name of the run; the options that all agents must share
 //   agents, agents/N   number of agents that have joined; the host of agent N, or its claim
@@ -26,7 +25,7 @@
 // and the keys that programs read and write, below lockstep-round/:
 //
 //   number             the newest round, set after all keys below
-//   reserve            set by a program: its processes may wait in reserve
+//   reserve            set by a program that supports hot spares
 //   R/workers          workers_text() of the plan of round R
 //   R/ended            why round R cannot continue; set as soon as an agent knows
 //   R/keeps/WORKER     set by a program that leaves the round itself and waits for the next one
@@ -67,8 +66,8 @@ inline constexpr std::chrono::seconds time_to_read{3};
 class Rounds : public RoundSource {
  public:
   // Blocks for some round trips; in a fixed run until all nodes have joined, at most until
-  // `join_deadline`, while `lines` show the missing nodes. Throws BadInput if the other agents have
-  // other terms; in a fixed run also throws as claim_node_rank() does.
+  // `join_deadline`, while `lines` shows the missing nodes. Throws BadInput if other agents have
+  // different options; in a fixed run also throws the errors of claim_node_rank().
   Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store, Deadline join_deadline,
          WaitingLines& lines);
   ~Rounds() override;
@@ -122,7 +121,7 @@ class Rounds : public RoundSource {
 
   const NodeSpec nodes_;
   const int least_, most_, max_restarts_;
-  const bool others_may_come_;  // as nodes of the run, or as spares if it has one node
+  const bool others_may_come_;  // as nodes, or as spares if the run has one node
   const bool is_fixed_;
   Store& keys_;
   std::vector<NodeClaim> claims_;  // in a fixed run, by node
@@ -131,20 +130,20 @@ class Rounds : public RoundSource {
   int round_ = -1;  // the newest round with a known plan
   bool gathering_ = false;
   RoundPlan plan_;
-  std::int64_t news_ = 0;  // changes that have been seen
+  std::int64_t news_ = 0;  // the number of changes that have been seen
   bool keepers_ = false;   // some workers may wait for the next round
   bool has_reserve_ = false;
   std::optional<Clock::time_point> gathering_since_, enough_since_;
-  std::map<int, HeartbeatMonitor> heard_;  // the heartbeat thread's
+  std::map<int, HeartbeatMonitor> heard_;  // used by the heartbeat thread
 
-  std::atomic<int> offered_ = -1;              // the round that was last offered for
-  std::atomic<std::int64_t> connections_ = 1;  // to the store, so far
+  std::atomic<int> offered_ = -1;              // the round of the last offer
+  std::atomic<std::int64_t> connections_ = 1;  // to the store so far
   std::atomic<Clock::time_point> back_since_ = Clock::time_point::min();
   std::atomic<bool> leaving_ = false;
   std::atomic<bool> closing_ = false;
   Mutex mutex_;
   std::condition_variable closing_changed_;
-  int early_failures_ = 0;  // in a row; the tasks'
+  int early_failures_ = 0;  // in a row; used by tasks
   sys::TaskQueue tasks_;
   std::vector<sys::Thread> threads_;
 };

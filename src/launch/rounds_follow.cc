@@ -1,4 +1,4 @@
-// How an agent reads the store and acts on it; the same for all agents.
+// How each agent reads the store and acts on it.
 #include "base/check.h"
 #include "base/format.h"
 #include "base/text.h"
@@ -78,8 +78,8 @@ void Rounds::end_if_a_node_is_gone() {
   }
 }
 
-// Returns true if the run has a result. Other agents may have ended a round whose begin this agent
-// has not seen.
+// Returns true if the run has a result. Other agents may have ended a round that this agent has not
+// begun yet.
 bool Rounds::is_over() {
   const auto text = keys_.try_get(round_key::result);
   if (!text) return false;
@@ -95,8 +95,9 @@ bool Rounds::is_over() {
   return true;
 }
 
-// While the store was unreachable, it has marked this node as gone, and perhaps all others. If no
-// round was planned without this node's workers, erases the mark and goes on.
+// While the connection to the store was lost, the store marked this node as gone, and perhaps all
+// other nodes. Erases this node's mark and returns true, unless a round was planned without this
+// node's workers, or this node is leaving.
 bool Rounds::comes_back() {
   if (leaving_) return false;
   if (const auto text = keys_.try_get(round_key::plan(round_ + 1))) {
@@ -104,12 +105,13 @@ bool Rounds::comes_back() {
     if (had_workers || parse_round_plan(*text).group_rank(node_) >= 0) return false;
   }
   keys_.erase(round_key::gone(node_));
-  if (leaving_) keys_.set(round_key::gone(node_), "it was asked to stop");  // set meanwhile
+  if (leaving_) keys_.set(round_key::gone(node_), "it was asked to stop");  // set in the meantime
   announce();
   return true;
 }
 
-// If this agent had lost the store, other agents may have lost it as well and reconnect later.
+// Returns true for some time after this agent has reconnected to the store: other agents may have
+// lost it too and reconnect later.
 bool Rounds::waits_for_the_others() {
   const std::int64_t connections = store_.store->connections();
   if (connections_.exchange(connections) != connections) back_since_ = Clock::now();
@@ -207,8 +209,8 @@ void Rounds::try_to_plan(int round) {
   keys_.compare_set(round_key::plan(round), "", to_text(plan));
 }
 
-// The node may still be ending its ranks. Nodes of a fixed run have no ranks yet, and all have
-// joined.
+// The node may still be terminating its ranks. In a fixed run, nodes have no ranks at this point,
+// so a node without an offer after the timeout is a failure.
 void Rounds::note_missing_offer(int node) {
   if (!is_fixed_ || Clock::now() - *gathering_since_ < nodes_.join_timeout) return;
   const RunResult no_offer{
@@ -221,14 +223,14 @@ void Rounds::note_missing_offer(int node) {
   announce();
 }
 
-// Before the first round, more nodes may be about to join.
+// Before the first round, waits for more nodes to join.
 bool Rounds::is_time_to_plan(std::size_t nodes) {
   if (round_ >= 0 || static_cast<int>(nodes) == most_) return true;
   if (!enough_since_) enough_since_ = Clock::now();
   return Clock::now() - *enough_since_ >= nodes_.last_call;
 }
 
-// Each node of the plan publishes it, because the node that wrote it may have gone.
+// Each node of the plan publishes it, because the node that wrote the plan may have left.
 void Rounds::adopt(RoundPlan plan) {
   check_input(plan.round == round_ + 1, "the plan of round {} says that it is of round {}",
               round_ + 1, plan.round);
@@ -272,7 +274,7 @@ std::optional<std::string> Rounds::lost_node(const RoundPlan& plan) {
                    visible(keys_.try_get(round_key::gone(lost.node)).value_or(""), 200));
 }
 
-// Returns the group rank of a node of the plan that has gone.
+// Returns the group rank of a node in the plan whose agent has gone, if there is one.
 std::optional<int> Rounds::gone_node(const RoundPlan& plan) {
   if (!others_may_come_) return std::nullopt;
   for (const std::string& name : names_below(keys_, round_key::of_gone)) {
@@ -289,7 +291,7 @@ void Rounds::wait_for_news() {
   try {
     static_cast<void>(keys_.get(round_key::news_of(news_ + 1), Deadline::after(turn)));
   } catch (const Timeout&) {
-    return;  // of the key, or of a store that does not answer: the next look() finds out
+    return;  // no news, or the store does not answer: the next look() detects that
   }
 }
 

@@ -47,7 +47,7 @@ std::string beginning(const std::string& sentence) {
   return sentence.size() <= most ? sentence : sentence.substr(0, most) + "...";
 }
 
-// Returns true if exactly one failure was shown and it is that rank's own.
+// Returns true if exactly one failure was shown, and only by that rank.
 bool is_all_of(const std::vector<SharedFailures::Failure>& failures, int rank) {
   return failures.size() == 1 && failures[0].ranks == std::vector<int>{rank};
 }
@@ -229,7 +229,7 @@ json own_error(const WorkerFailure& failure, std::int64_t now) {
 
 std::string write(const std::string& file, const std::string& text) {
   std::error_code ignored;
-  fs::remove(file, ignored);  // removes anything that is not a file, too
+  fs::remove(file, ignored);  // also removes anything else of that name
   std::ofstream stream(file, std::ios::binary | std::ios::trunc);
   stream << text;
   stream.close();
@@ -328,8 +328,8 @@ const RankEnd& RunReport::cause_here() const {
   return *std::ranges::find(run_.result.ends, run_.machine.cause(), &RankEnd::rank);
 }
 
-// Returns the rank that ended first, unless it was silent and another rank has explained the
-// failure of all ("lockstep train: ...").
+// Returns the rank that ended first, unless it printed nothing and another rank has explained the
+// failure ("lockstep train: ...").
 const RankEnd& RunReport::end_to_report() const {
   const RankEnd& cause = cause_here();
   const SharedFailures& failures = relay_.failures();
@@ -341,7 +341,7 @@ const RankEnd& RunReport::end_to_report() const {
 }
 
 // If the rank that ended first has not explained its exit, returns a rank that ended by itself and
-// has.
+// has explained it.
 std::optional<Witness> RunReport::witness_of(const RankEnd& cause) const {
   const auto output_of = [&](const RankEnd& end) -> const RankOutput& {
     return run_.worker(end.rank).output();

@@ -35,12 +35,12 @@ struct FailureReport {
   std::string error_file = {};             // the error file, if it is kept; empty: none
   std::optional<Witness> witness = {};     // if the cause has not explained its exit
   std::vector<RankEnd> others;             // ranks of this node that ended after it
-  bool ended_together = false;             // or a moment before it
+  bool ended_together = false;             // or briefly before it
 };
 
-// Returns lines without their ends: the cause, its last lines without those that repeat a shared
-// failure, the path of its log, the ranks that ended from such a failure, and one line for all
-// other ranks.
+// Returns lines without their ends: the cause, its last lines (except lines that repeat a shared
+// failure), the path of its log, the ranks that ended because of such a failure, and one line for
+// all other ranks.
 [[nodiscard]] std::vector<std::string> describe(const FailureReport& report);
 
 // "rank 0: exit code 1; ranks 2-3: killed by signal 15 (SIGTERM)".
@@ -109,8 +109,8 @@ struct WorkerFailure {
 
 // Returns the text of an error file for a rank that has failed. Keeps `recorded`, the content of
 // the rank's own file, and adds the exit code as torchrun does ("errorCode", negative for a
-// signal). If `recorded` is empty or not an error file, the agent writes its own: message, and in
-// extraInfo py_callstack (the last lines), timestamp, rank, round, host, pid, exitcode.
+// signal). If `recorded` is empty or not an error file, makes a new one: message, and in extraInfo
+// py_callstack (the last lines), timestamp, rank, round, host, pid, exitcode.
 [[nodiscard]] std::string error_text(const WorkerFailure& failure, std::string_view recorded,
                                      std::int64_t now);
 
@@ -131,10 +131,10 @@ class RunReport {
   [[nodiscard]] const ErrorFolder& errors() const { return *errors_; }
   // Reports the first rank of this node that has failed, or that the ranks were stopped.
   void report();
-  // Reports a failure on another node. Returns false if the cause, if there is one, is on this
-  // node.
+  // Reports a failure on another node. Returns false if there is no failure, or its cause is on
+  // this node.
   [[nodiscard]] bool report_elsewhere();
-  // Names the flight records, or removes them if they are useless.
+  // Prints the names of the flight records, or removes them if they are useless.
   void report_records();
 
  private:

@@ -20,9 +20,10 @@ namespace lockstep::launch {
          signal == SIGPIPE;
 }
 
-// Blocks the signals that an agent forwards, in the calling thread, until destroyed; threads that
-// are started meanwhile inherit the mask. If SIGHUP was ignored (nohup), it stays ignored. SIGINT
-// does not: scripts start background jobs with SIGINT ignored and may still want to interrupt them.
+// Blocks the signals that an agent forwards in the calling thread during the object's lifetime;
+// threads that are started meanwhile inherit the mask. If SIGHUP was ignored (nohup), it stays
+// ignored; SIGINT does not, because scripts start background jobs with SIGINT ignored and may still
+// want to interrupt them.
 class SignalQueue {
  public:
   SignalQueue();
@@ -53,8 +54,8 @@ class SignalActions {
   struct sigaction broken_pipe_, file_size_, child_;
 };
 
-// poll() with an action per descriptor. Made anew for every wait, so that the watched descriptors
-// are easy to see.
+// poll() with an action per descriptor. Make a new one for each wait, so that the watched
+// descriptors are easy to see.
 class Poller {
  public:
   // Negative descriptors are ignored.

@@ -34,7 +34,7 @@ struct TensorSpec {
   std::vector<std::int64_t> sizes;
   Dtype dtype = {};
   const void* identity = nullptr;  // equal for tied tensors (the TensorImpl); null: not tied
-  bool follows = false;            // begins where the tensor before it ends, aligned or not
+  bool follows = false;            // begins at the end of the tensor before it, even if not aligned
 };
 
 // The place of one tensor. Offsets and counts are in elements of the layout's dtype.
@@ -55,8 +55,8 @@ struct FlatSlice {
 
 struct FlatOptions {
   std::int64_t alignment =
-      64;  // bytes: every tensor begins at a multiple of it (a cache line; a vector register)
-  std::int64_t multiple = 1;  // elements: the whole is padded to a multiple of it (a group's size)
+      64;  // bytes: every tensor begins at a multiple of it (a cache line)
+  std::int64_t multiple = 1;  // elements: numel() is padded to a multiple of it (a group's size)
 };
 
 class FlatLayout {
@@ -164,8 +164,8 @@ using BucketPlan = std::vector<std::vector<int>>;
 [[nodiscard]] BucketPlan plan_buckets(std::span<const PlanItem> items, std::span<const int> order,
                                       PlanOptions options = {});
 
-// Completes an order of readiness in which some parameters took no part: appends to `observed` the
-// missing numbers below `count`, greatest first.
+// Completes an order of gradients in which some parameters are missing: appends the missing numbers
+// below `count` to `observed`, in descending order.
 [[nodiscard]] std::vector<int> complete_order(std::span<const int> observed, int count);
 
 }  // namespace lockstep::layout

@@ -11,7 +11,8 @@
 namespace lockstep::layout {
 namespace {
 
-// Calls found(source, box) until every element of `wanted` is found.
+// Calls found(source, box) for each box of elements in `sources` until every element of `wanted` is
+// found.
 template <typename Found>
 void find_in(const std::vector<std::vector<Box>>& sources, Box wanted, const Found& found) {
   std::vector<Box> missing = {std::move(wanted)};

@@ -3,8 +3,8 @@
 //
 // Ranks of either side are numbered by their index in the list. If several source ranks have the
 // same elements (copies), the first one provides them. Every element of `to` occurs once. Throws
-// InvalidArgument, which names elements of `to` that no rank of `from` has. To look up a few ranks
-// of `to`, pass only those: the time is the product of both lists' lengths.
+// InvalidArgument, which names elements of `to` that no rank of `from` has. If only a few ranks of
+// `to` are needed, pass only those: the time is proportional to the product of both lists' lengths.
 #pragma once
 
 #include <lockstep/layout/tensor_slice.h>

@@ -21,7 +21,8 @@
 namespace at::native {
 
 // Exported by libtorch_cpu.so without a header: result = alpha a b + beta result, also for batches.
-// Declared weak so that this code links with a LibTorch that lacks it; the code is then not used.
+// Declared weak so that this code links with a LibTorch that does not export it; this code is then
+// not used.
 [[gnu::weak]] void mkldnn_matmul(const Tensor& a, const Tensor& b, const Tensor& result, float beta,
                                  float alpha);
 
@@ -58,7 +59,7 @@ bool fit(const at::Tensor& a, const at::Tensor& b) {
   if ((dims != 2 && dims != 3) || b.dim() != dims || !is_plain(a) || !is_plain(b)) return false;
   const std::int64_t batch = dims == 3 ? a.size(0) : 1;
   const std::int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1);
-  // LibTorch reports the error
+  // let LibTorch report the error
   if (b.size(-2) != k || (dims == 3 && b.size(0) != batch)) return false;
   return std::min({m, k, n}) >= least_size && batch > 0 &&
          m * n * k >= least_multiplications / batch && order_of(a) && order_of(b);
@@ -102,7 +103,8 @@ void multiply_rows(const at::Tensor& a, const at::Tensor& b, at::Tensor& result)
   }
 }
 
-// Adds the pieces itself: for some sizes oneDNN writes outside of the result when it accumulates.
+// Adds the pieces with LibTorch: for some sizes oneDNN writes outside of the result when it
+// accumulates.
 void multiply_columns(const at::Tensor& a, const at::Tensor& b, at::Tensor& result) {
   const std::int64_t columns = a.size(1);
   at::Tensor piece;

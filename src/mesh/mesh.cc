@@ -13,7 +13,7 @@ struct Mesh::State {
   State(Group the_group, MeshLayout the_layout)
       : group(std::move(the_group)), layout(std::move(the_layout)) {}
 
-  // Returns the group of the ranks that differ from this one only on `axes`. Collective over the
+  // Returns the group of the ranks that differ from this rank only on `axes`. Collective over the
   // mesh.
   Group split(std::span<const int> axes) const {
     std::vector<int> ranks = layout.peers(group.rank(), axes);

@@ -11,8 +11,8 @@
 namespace lockstep::models {
 namespace {
 
-// Puts a model into evaluation mode for the object's lifetime. Afterwards each module is in its
-// earlier mode again, even if its parent was in another mode.
+// Puts a model into evaluation mode for the object's lifetime. The destructor restores the mode of
+// each module, even if it differs from its parent's mode.
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& model)
@@ -43,14 +43,15 @@ at::Tensor only_largest(const at::Tensor& logits, std::int64_t k) {
                             -std::numeric_limits<double>::infinity());
 }
 
-// The device of the model's first parameter.
+// Returns the device of the model's first parameter.
 c10::Device device_of(const torch::nn::Module& model) {
   const std::vector<at::Tensor> parameters = model.parameters();
   return parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device();
 }
 
 at::Tensor draw(at::Tensor logits, const GenerateOptions& options) {
-  // A generator draws in its own memory only. One of the CPU makes the same text on every device.
+  // Sample on the generator's device: a generator only fills tensors there. With a CPU generator,
+  // the text is the same for models on any device.
   if (options.generator) logits = logits.to(options.generator->device());
   if (options.temperature == 0) return logits.argmax(-1, /*keepdim=*/true);
   logits = logits / options.temperature;

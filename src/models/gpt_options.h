@@ -13,8 +13,8 @@ namespace lockstep::models {
 // and names the option.
 [[nodiscard]] GptOptions checked(GptOptions options, const char* what);
 
-// Initialises weights as documented for GptImpl (lockstep/models/gpt.h); experts like the layers
-// that they replace.
+// Initialises weights as documented for GptImpl (lockstep/models/gpt.h), and experts like the
+// layers that they replace.
 void draw_weights(torch::nn::Module& module, std::int64_t layers);
 
 }  // namespace lockstep::models

@@ -14,8 +14,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // Runs one product per group, which needs no padding, unlike one batched product. The first group
-// has a product even without rows: if several ranks have parts of the weight, each of them must
-// unshard it equally often.
+// has a product even without rows: if the weight is sharded, all ranks must gather it equally
+// often.
 void for_each_group(
     const std::vector<std::int64_t>& counts,
     const std::function<void(std::int64_t group, std::int64_t begin, std::int64_t count)>& run) {

@@ -55,8 +55,7 @@ at::Tensor sums_before(const at::Tensor& counts) { return counts.cumsum(0) - cou
 
 }  // namespace
 
-// Routing of one batch. Choices are numbered by choice, then by token: choice c of token t has the
-// number c * tokens + t.
+// Routing of one batch. Choice c of token t has the number c * tokens + t.
 struct MixtureImpl::Routing {
   at::Tensor logits;         // [tokens, experts], in float at least
   at::Tensor probabilities;  // over all experts

@@ -27,7 +27,7 @@ std::string_view block_of(const std::vector<std::string>& patterns,
                           const NamedParameter& parameter) {
   const auto around = [&](const std::string& name) -> std::string_view {
     std::string_view found;
-    for (std::string_view path : layout::paths_of(name))  // the deepest first
+    for (std::string_view path : layout::paths_of(name))  // innermost first
       if (path != name && std::ranges::any_of(patterns, [&](const std::string& pattern) {
             return layout::names_path(pattern, path);
           }))

@@ -138,7 +138,7 @@ bool has_dense_memory(const at::Tensor& tensor) {
 
 const void* storage_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
-// Returns the number of elements between the first and the end of the last.
+// Returns the number of elements from the tensor's first element in memory to its last, inclusive.
 std::int64_t extent_of(const at::Tensor& tensor) {
   std::int64_t last = 0;
   for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
@@ -146,7 +146,7 @@ std::int64_t extent_of(const at::Tensor& tensor) {
   return last + 1;
 }
 
-// Bytes in an address space: the process's, or the one of a storage without memory.
+// A byte range: addresses of the process, or offsets in a storage without memory.
 struct Span {
   const void* space = nullptr;
   std::int64_t begin = 0;
@@ -231,7 +231,7 @@ bool is_held_elsewhere(const at::Tensor& tensor, std::span<const at::Tensor> ten
     bool is_new = holders.insert(one.unsafeGetTensorImpl()).second;
     if (is_new && one.is_view()) ++views[one._base().unsafeGetTensorImpl()];
   }
-  // A view itself holds its base: randn(12) in randn(12).view(...).
+  // A view holds its base, too: randn(12) in randn(12).view(...).
   for (const auto& [base, count] : views)
     if (c10::raw::intrusive_ptr::use_count(const_cast<at::TensorImpl*>(base)) == count)
       holders.insert(base);

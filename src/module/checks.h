@@ -27,7 +27,7 @@ namespace lockstep::modules {
 
 // Collective. Every rank passes one line per property that must be equal, in order ("parameter
 // fc1.weight: Float [3, 4]"). Exchanges a fingerprint, and the lines only if fingerprints differ.
-// Throws Mismatch with the first difference, both ranks and both lines, on every rank alike; the
+// Throws the same Mismatch on every rank, with the first line that differs and the two ranks; the
 // group stays usable.
 void check_same_lines(const Group& group, const std::vector<std::string>& lines,
                       const CallOptions& call = {});

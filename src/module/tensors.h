@@ -24,14 +24,14 @@ namespace lockstep::modules {
 struct ModuleTensors {
   std::vector<NamedParameter> parameters;  // each once, in the module's order
   std::vector<NamedTensor> buffers;        // each once, under its first name
-  std::vector<at::Tensor> ignored;         // both kinds
+  std::vector<at::Tensor> ignored;         // parameters and buffers
 
   [[nodiscard]] std::vector<at::Tensor> buffer_tensors() const;
 };
 
-// `ignored`: patterns of names of tensors, or of modules (lockstep/layout/name_pattern.h). A tensor
-// that one of them names by any of its names is left out. InvalidArgument for a pattern that names
-// nothing.
+// `ignored`: patterns of names of tensors, or of modules (lockstep/layout/name_pattern.h). Leaves
+// out every tensor with a name that matches one of these patterns. Throws InvalidArgument if a
+// pattern matches nothing.
 [[nodiscard]] ModuleTensors tensors_of(const torch::nn::Module& module,
                                        std::span<const std::string> ignored = {});
 
@@ -53,32 +53,32 @@ struct ModuleTensors {
 [[nodiscard]] bool is_ignored(const NamedParameter& parameter,
                               std::span<const std::string> ignored);
 
-// InvalidArgument in one line for a parameter that no optimizer can train.
+// Throws InvalidArgument for a parameter that no optimizer can train.
 void check_leaf(const std::string& name, const at::Tensor& tensor, std::string_view strategy);
 
-// InvalidArgument in one line for the first tensor that ranks cannot be given, or that cannot be
-// trained. The same on every rank where check_same_lines() has found no difference.
+// Throws InvalidArgument for the first tensor that cannot be sent to other ranks or cannot be
+// trained. If check_same_lines() has passed, all ranks throw the same error or none does.
 void check_ordinary(const ModuleTensors& tensors, std::string_view strategy);
 
-// The same for tensors that would come apart, or be left behind with old values, where parameters
-// get another memory.
+// Throws InvalidArgument for tensors that share memory: giving parameters new memory would separate
+// them, or leave old values in one of them.
 void check_alone(const ModuleTensors& tensors, std::string_view strategy);
 
-// One line for each parameter whose memory is held by something outside the module.
+// Returns one line for each parameter whose memory is held by something outside the module.
 [[nodiscard]] std::vector<std::string> lines_of_held(const ModuleTensors& tensors);
 
 // Descriptions of tensors for the arithmetic of layouts, which does not depend on LibTorch.
 [[nodiscard]] layout::Dtype spec_of(c10::ScalarType dtype);
 [[nodiscard]] layout::TensorSpec spec_of(const NamedParameter& parameter);
 
-// "Float on cpu": what tensors have in common that may lie in one storage.
+// Returns dtype and device, such as "Float on cpu". Tensors in one storage must agree in them.
 [[nodiscard]] std::string kind_of(const at::Tensor& tensor);
 
 // How the elements of a dense tensor lie in memory; empty: row-major.
 [[nodiscard]] std::vector<int> dim_order_of(at::IntArrayRef sizes, at::IntArrayRef strides);
 
-// A box of a slice, as a view of the tensor of one dimension that holds the slice's elements, and
-// as a view of the whole.
+// box_in_part() views a box in the 1-D tensor that stores a slice; box_in_whole() views the same
+// box in the whole tensor.
 [[nodiscard]] at::Tensor box_in_part(const at::Tensor& part, const layout::TensorSlice& slice,
                                      const layout::Box& box);
 [[nodiscard]] at::Tensor box_in_whole(const at::Tensor& whole, const layout::Box& box);

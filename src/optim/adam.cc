@@ -89,7 +89,7 @@ void update_by_tiles(const AdamConstants& constants, const ParameterSpan& span, 
   }
 }
 
-// Arguments of one kernel call: tensors of one dtype, device and age.
+// Arguments of one kernel call: tensors with the same dtype, device and number of updates.
 struct Batch {
   std::vector<at::Tensor> parameters, gradients, averages, squares, greatest_squares, steps;
   std::int64_t age = 0;

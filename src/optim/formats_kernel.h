@@ -12,7 +12,7 @@ void widen_bfloat16(const std::uint16_t* from, float* to, std::int64_t count);
 void narrow_half(const float* from, std::uint16_t* to, std::int64_t count);
 void narrow_bfloat16(const float* from, std::uint16_t* to, std::int64_t count);
 
-// If `bits` are not the rounding of `master`, other code has written them, and master takes their
+// If `bits` are not the rounding of `master`, other code has written them: sets `master` to their
 // value.
 void follow_half(const std::uint16_t* bits, float* master, std::int64_t count);
 void follow_bfloat16(const std::uint16_t* bits, float* master, std::int64_t count);

@@ -56,15 +56,15 @@ double sum_of_16_bits(const at::Tensor& gradient, std::int64_t begin, std::int64
   return sum;
 }
 
-// Reading values from their source is cheaper than first writing them to memory, which another
-// reader then loads again.
+// Reading values directly from their source avoids writing them to memory and loading them again.
 std::shared_ptr<dispatch::ValueSource> cheap_source_of(const at::Tensor& gradient) {
   if (!is_scanned_here(gradient) || gradient.scalar_type() != at::kFloat) return nullptr;
   auto source = dispatch::source_of(gradient);
   return source && source->bytes_an_element() <= gradient.element_size() ? source : nullptr;
 }
 
-// For float32 gradients that are not in memory. The sums equal those of gradients in memory.
+// Like the sum for gradients in memory, and bit-identical, for float32 gradients that are not in
+// memory.
 double sum_of_source(const dispatch::ValueSource& source, std::int64_t begin, std::int64_t count,
                      const ElementTransform& transform) {
   auto buffer = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(count));
@@ -118,8 +118,8 @@ void bring(const at::Tensor& gradient) {
   dispatch::bring(gradient, "norm of gradients", /*writes=*/false);
 }
 
-// Numbers of this rank, put together with those of the ranks that have the other parts: in the
-// order in which their shard groups came first, which is the same on all ranks.
+// Combines numbers of this rank with those of the ranks that have the other parts. Shard groups are
+// combined in the order of their first add(), which is the same on all ranks.
 class CombinedNumber {
  public:
   explicit CombinedNumber(bool largest) : largest_(largest) {}
@@ -133,15 +133,16 @@ class CombinedNumber {
     put(found->number, number);
   }
 
-  // Takes part in the combination for a part without a gradient: the ranks with the other parts may
-  // have one (if this rank's pipeline stage has no parameters, or only frozen ones).
+  // Joins the collective for a part without a gradient, because the ranks with the other parts may
+  // have gradients (if this rank's pipeline stage has no parameters, or only frozen ones).
   void take_part(const at::Tensor& parameter) {
     if (dispatch::shard_group_of(parameter)) add(parameter, 0);
   }
 
   [[nodiscard]] double of_all_ranks() const {
     double all = whole_;
-    // Ranks of a pipeline may have other numbers of shard groups, and end with the same ranks.
+    // The ranks of a pipeline may have different numbers of shard groups, all with the same last
+    // ranks.
     std::vector<Divided> last;
     for (const auto& [ranks, number] : divided_) {
       const double inside = largest_ ? ranks->largest_inside(number) : ranks->sum_inside(number);
@@ -160,7 +161,7 @@ class CombinedNumber {
     std::shared_ptr<ShardGroup> ranks;
     double number = 0;
   };
-  // Null: it is whole on this rank.
+  // Returns null if the parameter is whole on this rank.
   std::shared_ptr<ShardGroup> shard_group_of(const at::Tensor& parameter) {
     auto ranks = dispatch::shard_group_of(parameter);
     if (!ranks) ranks = dispatch::shard_group_of(parameter.grad());

@@ -42,7 +42,8 @@ at::ScalarType gradient_dtype(const UpdateEntry& entry) {
   return entry.has_16_bits() && is_float ? at::kFloat : own;
 }
 
-// A gradient that is computed on the fly stays so, if a kernel can consume it directly.
+// Keeps the source of a gradient that is computed on the fly if a kernel can use the source
+// directly.
 void take_gradient(UpdateEntry& entry, const GroupStep& step) {
   const at::Tensor gradient = global::local_values(entry.parameter.grad());
   at::ScalarType dtype = gradient_dtype(entry);
@@ -101,8 +102,8 @@ void copy_back(std::vector<UpdateEntry>& entries) {
 
 at::Tensor updated_tensor(const UpdateEntry& entry) {
   if (!entry.has_16_bits()) return entry.dense;
-  // As follow_bfloat16() of formats_kernel.h: values that were written from outside replace the
-  // master's.
+  // As follow_bfloat16() of formats_kernel.h: if the parameter was written by other code, the
+  // master takes its values.
   at::Tensor same = entry.master->to(entry.dense.scalar_type()).eq(entry.dense);
   entry.master->copy_(at::where(same, *entry.master, entry.dense.to(at::kFloat)));
   return *entry.master;
@@ -123,8 +124,8 @@ void publish_master(const UpdateEntry& entry) {
 
 namespace {
 
-// Pieces are long enough that dispatching one costs nothing, and shorter if some threads would get
-// none.
+// Pieces are so long that the cost of dispatch is negligible, but shorter if some threads would
+// otherwise get none.
 constexpr std::int64_t most_piece_elements = 1 << 16;
 constexpr std::int64_t least_piece_elements = 1 << 13;
 static_assert(most_piece_elements % least_piece_elements == 0 &&

@@ -131,8 +131,8 @@ inline void multiply_gradients(std::span<const at::Tensor> parameters, double fa
 
 using StateMap = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
-// Returns the state of `parameter`. Creates it if it does not exist, and converts it if it is
-// torch::optim's.
+// Returns the state of `parameter`: creates a new state if the parameter has no state, and converts
+// a state of torch::optim.
 template <class State, class TorchState>
 State& own_state(StateMap& states, const at::Tensor& parameter) {
   std::unique_ptr<torch::optim::OptimizerParamState>& place =
@@ -215,8 +215,8 @@ class Tile {
  public:
   static constexpr std::int64_t elements = 1024;  // whole blocks
 
-  // Loads the elements [begin, begin + count) of `span`; count is at most `elements`. The kernel
-  // itself reads and writes state in the format `direct`, for which state() returns null.
+  // Loads the elements [begin, begin + count) of `span`; count is at most `elements`. For state in
+  // the format `direct`, state() returns null: the kernel itself reads and writes it.
   Tile(const ParameterSpan& span, std::int64_t begin, std::int64_t count, std::uint32_t key,
        StateFormat direct = StateFormat::float32);
 

@@ -74,9 +74,9 @@ class StepWatch : public BackwardObserver, public std::enable_shared_from_this<S
   // Call with each gradient: watches the backward() that it comes from, unless it is watched
   // already.
   void watch();
-  // Call from the owner's on_backward_end(). Returns true if the step has ended, because it is
-  // `complete` or no backward() is left that runs. Otherwise watches the outer backward() from then
-  // on.
+  // Call from the owner's on_backward_end(). Returns true if the step has ended: because `complete`
+  // is true, or because no backward() is running any more. Otherwise watches the outer backward()
+  // from then on.
   [[nodiscard]] bool is_over(bool nested, bool complete);
 
  private:

@@ -76,7 +76,7 @@ void BackwardStep::take_gradient(int i) {
   }
 }
 
-// Where the gradient is the first one.
+// If this is the first gradient of the step.
 void BackwardStep::begin(bool reduces, bool create_graph) {
   bool begins = step_ == nullptr;
   bool begins_to_reduce = reduces && !reduces_;
@@ -127,7 +127,7 @@ void BackwardStep::on_backward_end(bool nested) {
   Lock lock(mutex_);
   at::NoGradGuard no_grad;
   if (!step_ || !step_->is_over(nested, reduces_ && all_ready())) return;
-  // Otherwise the others wait for nothing of this rank, or learn of its status.
+  // Otherwise, the other ranks wait for nothing from this rank, or receive its status.
   const bool ends_all = options_.abort || (reduces_ && !exchanges_status());
   try {
     finish();
@@ -169,7 +169,7 @@ void BackwardStep::finish() {
     if (!ready_[i]) static_unused_.push_back(static_cast<int>(i));
 }
 
-// The others are told of an exception.
+// Report the exception to the other ranks.
 void BackwardStep::check_static_graph() {
   if (!graph_known_ || all_ready()) return;
   std::size_t changed = 0;
@@ -193,7 +193,7 @@ JoinRound BackwardStep::announce() {
   }
   if (!link) return {.active = group_.size()};
   if (self != nullptr) return link->announce(*self, 0);
-  // Ranks without inputs do all that the others do, with batches without rows.
+  // Ranks without inputs make the same calls as active ranks, with empty batches.
   return {.active = group_.size(), .first_active = link->latest().first_active};
 }
 
@@ -252,7 +252,7 @@ void BackwardStep::clear_averages() {
 void BackwardStep::shadow(const JoinRound& ranks) {
   Lock lock(mutex_);
   at::NoGradGuard no_grad;
-  // Where the others alone are counted, what was accumulated here is left out.
+  // If only active ranks are counted, leave out the gradients that were accumulated here.
   if (divides_by_active())
     for (const NamedParameter& parameter : reducer_->parameters())
       parameter.tensor.mutable_grad().reset();
@@ -270,7 +270,7 @@ void BackwardStep::leave() {
   reducer_->end_failed_backward();
 }
 
-// A rank without inputs has no part in whether parameters are missing on the others.
+// A rank without inputs does not count when parameters are missing on active ranks.
 void BackwardStep::contribute_absent(bool shadows) {
   for (std::size_t i = 0; i < ready_.size(); ++i) {
     auto number = static_cast<int>(i);
@@ -305,7 +305,8 @@ void BackwardStep::check_own_gradients() {
     throw_missing_gradients(text, options_.strategy);
 }
 
-// Without an exchange no rank knows whether another one has written: all compare now and then.
+// Without a status exchange, no rank knows whether another rank has written, so all ranks compare
+// at intervals.
 void BackwardStep::check_writes(const StepStatus& all, bool exchanges) {
   const bool some_wrote = exchanges && all.written() > 0;
   try {
@@ -318,7 +319,7 @@ void BackwardStep::check_writes(const StepStatus& all, bool exchanges) {
   }
 }
 
-// Ranks without inputs say that they miss all.
+// Ranks without inputs report that all gradients are missing.
 std::string BackwardStep::describe_missing(const StepStatus& all, int active) const {
   MissingGradients missing(active);
   int joined = group_.size() - active;
@@ -344,7 +345,8 @@ void BackwardStep::adopt_order_of(int root) {
 
 namespace {
 
-// The group is dead, and its next call says so; the exception that is on its way says more.
+// The next call on the dead group reports the failure; the exception in flight has a more specific
+// text.
 void note(const std::exception& error) {
   log::debug("after a backward() that failed: {}", error.what());
 }
@@ -383,7 +385,7 @@ void BackwardStep::abort_handle() {
     group_.abort(reason);
 }
 
-// The others announce the end of their backward(), too.
+// Active ranks also announce the end of their backward().
 void BackwardStep::announce_failure() {
   int root = 0;
   try {

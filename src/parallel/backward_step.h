@@ -1,27 +1,30 @@
-// BackwardStep: decides, gradient by gradient, what is reduced when. It is the same for every
-// strategy: what differs is the Reducer.
+// BackwardStep: decides for each gradient when it is reduced. It is the same for all strategies,
+// which differ in their Reducer.
 //
 // A step is one backward(). It begins with the first gradient that is ready and ends when
 // backward() does:
-//   begin      check the parameters, and the module's: a refusal is an exception like the user's
-//   gradient   the reducer takes it, and posts what is complete
-//   finish     contribute for parameters that had no part, post the rest, the status of this rank
-//              and rank 0's buffers, wait, look at the status of all ranks, publish averages
-//   fail       after an exception that not all ranks throw: abort the groups of the handle, if it
-//              is sharded; otherwise post the same with the status "failed", so that all ranks get
-//              a ReductionFailed; it is waited for when the next step begins
-// After the first step gradients are expected in the order in which rank 0's became ready.
-// Inside no_sync() gradients stay on this rank, and the step only needs the end of backward().
+//   begin      checks the reducer's parameters and the module's; a failed check throws, like an
+//              exception of the user
+//   gradient   the reducer takes the gradient, and posts buckets that are complete
+//   finish     contributes for unused parameters; posts the remaining buckets, this rank's status
+//              and rank 0's buffers; waits; checks the status of all ranks; publishes averages
+//   fail       after an exception that not all ranks throw: aborts the groups of a sharded handle;
+//              for other handles posts the same calls with the status "failed", so that all ranks
+//              get a ReductionFailed. The next step waits for these calls
+// After the first step, gradients are expected in the order in which rank 0's became ready.
+// Inside no_sync(), gradients stay on this rank, and the step only needs the end of backward().
 //
-// On a group that has_streams() the status would block the host for the whole backward(), so it is
-// not exchanged unless find_unused_parameters, static_graph or a Join needs it. An exception or a
-// missing gradient on one rank then ends the groups of the handle on all ranks, with its text.
+// On a group that has_streams(), the status would block the host for the whole backward(), so the
+// ranks exchange it only if find_unused_parameters, static_graph or a Join needs it. Without the
+// status, an exception or a missing gradient on one rank ends the groups of the handle on all
+// ranks, with the text of the error.
 //
-// With a Join the end of a reduced backward() is a round: active ranks announce it and go on, and a
-// rank without inputs then does the same as for a backward() in which no parameter had a part.
+// With a Join, the end of a reduced backward() is a round: active ranks announce it and continue,
+// and a rank without inputs makes the same calls as for a backward() that used no parameter.
 //
-// Invariant: every rank posts the same calls in every step whose handle is not aborted (the
-// reducer's, then the buffers; the order once, after the first step that went well on all ranks).
+// Invariant: unless the handle is aborted, every rank posts the same calls in every step: those of
+// the reducer, then the buffers and, once, after the first step that succeeds on all ranks, rank
+// 0's order.
 //
 // Thread-safe: entry points (hooks, the watch, pause) lock mutex_.
 #pragma once
@@ -60,11 +63,11 @@ class StepStatus {
   StepStatus() = default;
   explicit StepStatus(std::size_t parameters) : numbers_(parameters + 2) {}
 
-  // This backward() gave no gradient for parameter i.
+  // This backward() computed no gradient for parameter i.
   void say_missing(int i) { numbers_[static_cast<std::size_t>(i)] = 1; }
   // A parameter was written in forward() (write_watch.h).
   void say_written() { numbers_[numbers_.size() - 2] = 1; }
-  // An exception ended it.
+  // An exception ended backward().
   void say_failed() { numbers_.back() = 1; }
 
   [[nodiscard]] int missing(int i) const { return numbers_[static_cast<std::size_t>(i)]; }
@@ -72,7 +75,7 @@ class StepStatus {
   [[nodiscard]] int failed() const { return numbers_.back(); }
 
   [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(numbers_.size()); }
-  // All of it, int32, one dimension: the memory of this object.
+  // The whole status: int32, one dimension, in the memory of this object.
   [[nodiscard]] at::Tensor tensor() {
     return at::from_blob(numbers_.data(), {size()}, at::TensorOptions(at::kInt));
   }
@@ -84,8 +87,8 @@ class StepStatus {
 // How one strategy averages gradients. BackwardStep says when.
 //
 // Everything is called without gradient mode, and by one thread at a time. Every rank posts the
-// same calls in every step: those of accept() and post_rest(), or of post_failure(), which are the
-// same ones. If a failed backward() ends the handle (StepOptions::abort), there is no
+// same calls in every step: the calls of accept() and post_rest(), or the same calls made by
+// post_failure(). If a failed backward() ends the handle (StepOptions::abort), there is no
 // post_failure().
 class Reducer {
  public:
@@ -155,7 +158,7 @@ class Reducer {
   virtual void adopt_order(const std::vector<int>& order) = 0;
 };
 
-// Throw the errors about gradients that DDP and sharding share.
+// Throw the gradient errors that DDP and fully_shard() have in common.
 [[noreturn]] void throw_sparse_gradient(const std::string& parameter, std::string_view strategy);
 [[noreturn]] void throw_second_gradient(const std::string& parameter);
 // `ranks`: FailureNotice::finish().
@@ -165,17 +168,17 @@ class Reducer {
 
 // Throws the error of a changed graph with static_graph. `what`: "has a gradient, and had none".
 [[noreturn]] void throw_changed_graph(const std::string& parameter, std::string_view what);
-// A communication hook gave `found` for a bucket where a tensor like `expected` must be.
+// A communication hook returned `found` for a bucket; a tensor like `expected` is required.
 [[noreturn]] void throw_hook_result(const std::string& hook, const std::string& bucket,
                                     const at::Tensor& expected, const at::Tensor& found);
 
-// Parameters without a gradient, for a message: the first few by name, the others counted.
+// Parameters without a gradient, for a message: names the first few and counts the rest.
 class MissingGradients {
  public:
   // 0: only this rank is known.
   explicit MissingGradients(int group_size) : group_size_(group_size) {}
 
-  // On so many ranks; nothing is missing when that is 0. `here`: on this one too.
+  // `ranks`: the number of ranks without the gradient; 0: none. `here`: this rank is one of them.
   void add(const std::string& parameter, int ranks, bool here);
   // "fc.weight (on 1 of 3 ranks, this one too) and 2 more"; empty when nothing is missing.
   [[nodiscard]] std::string text() const;
@@ -186,22 +189,23 @@ class MissingGradients {
   std::vector<std::string> named_;
 };
 
-// FailureNotice: after a backward() that an exception has ended on some ranks, which ranks these
-// are, and what their exceptions say where that is known. Lockstep's own are known; those of the
-// program's functions LibTorch does not tell.
+// FailureNotice: tells all ranks which ranks' backward() was ended by an exception, and the texts
+// of these exceptions if they are known. The texts of Lockstep's own exceptions are known; LibTorch
+// does not expose those of the program's autograd functions.
 //
 // Not thread-safe: BackwardStep holds its mutex.
 class FailureNotice {
  public:
-  // On this rank, before post().
+  // Sets the text of this rank's exception. Call before post().
   void set_text(std::string text) { text_ = std::move(text); }
-  // The text of set_text(), in one line, which is empty from then on.
+  // Returns the text of set_text(), in one line, and clears it.
   [[nodiscard]] std::string take_text();
-  // Posts what this rank says; every rank does, once it knows of the failure. Does not wait.
+  // Posts this rank's statement. Every rank calls this once it knows of the failure. Does not wait.
   void post(Group& group, bool failed, const CallOptions& call);
-  // Blocks until all ranks have said it: "rank 1 (rank 3 of the world): late is a new parameter".
+  // Blocks until the statements of all ranks have arrived, and returns them: "rank 1 (rank 3 of the
+  // world): late is a new parameter".
   [[nodiscard]] std::string finish(const Group& group);
-  // Blocks for what post() has left under way.
+  // Blocks until the operations of post() have completed.
   void settle();
 
  private:
@@ -226,23 +230,23 @@ struct StepOptions {
 
 class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
  public:
-  // Local. `group`: all ranks of the handle, which keeps it. Rank 0's `buffers` replace those of
-  // the others in every step.
+  // Local. `group`: all ranks of the handle; the handle keeps it alive. In every step, rank 0's
+  // `buffers` replace those of the other ranks.
   BackwardStep(Group& group, std::shared_ptr<Reducer> reducer, modules::ModuleWatch watch,
                std::vector<at::Tensor> buffers, StepOptions options);
 
-  // .grad of the reducer's parameter i has been written. Called by its hook.
+  // Called by the hook of the reducer's parameter i after its .grad was written.
   void on_gradient(int i);
-  // The parameters that need that hook, in the reducer's order.
+  // Returns the parameters that need the hook, in the reducer's order.
   [[nodiscard]] std::vector<at::Tensor> hooked() const;
 
-  // The clock that the marks of the step report to.
+  // The clock that receives the phases of the step.
   [[nodiscard]] StepClock& clock() { return clock_; }
-  // The handle's zero_grad() for a strategy whose gradients belong to the caller. Throws as
-  // check_module().
+  // Implements the handle's zero_grad() for a strategy whose gradients belong to the caller. Throws
+  // as check_module().
   void zero_grad();
 
-  // no_sync(), which nests.
+  // Implements no_sync(); scopes may be nested.
   void pause() { ++paused_; }
   void resume() { --paused_; }
   [[nodiscard]] bool is_paused() const { return paused_ > 0; }
@@ -261,7 +265,8 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
     return has_averages_;
   }
 
-  // Local. InvalidArgument names a parameter that is no longer what it was, or that was not there.
+  // Local. Throws InvalidArgument with the name of a parameter that was replaced, or added since
+  // the handle was made.
   void check_module() const;
 
  private:
@@ -278,7 +283,7 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   void start_reduction() LOCKSTEP_REQUIRES(mutex_);
   void reduce(const JoinRound& ranks, bool shadows) LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] JoinRound announce();
-  // Returns true if the ranks tell each other at the end of a backward() how it went.
+  // Returns true if the ranks exchange their status at the end of a backward().
   [[nodiscard]] bool exchanges_status();
   void check_own_gradients() LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] bool divides_by_active();

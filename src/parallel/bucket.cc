@@ -60,7 +60,7 @@ at::Tensor Bucket::view(int i) const {
   return place(flat_, entry.offset, entry.sizes, c10::contiguous_strides(entry.sizes));
 }
 
-// A part on the bucket's memory has a storage of its own.
+// A part in the bucket's memory has a separate storage.
 bool Bucket::is_at(const at::Tensor& tensor, std::int64_t offset) const {
   if (tensor.numel() > 0 && dispatch::part_of(tensor) != nullptr)
     return tensor.const_data_ptr() == static_cast<const std::byte*>(flat_.const_data_ptr()) +

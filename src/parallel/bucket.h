@@ -1,4 +1,5 @@
-// Bucket: some tensors' places in one flat tensor that peers of the host can read where it lies.
+// Bucket: places for several tensors in one flat tensor, in memory that peers on the same host can
+// read.
 //
 // Not thread-safe: its owner orders use and collectives.
 #pragma once
@@ -23,23 +24,24 @@ namespace lockstep::parallel {
 
 class Bucket {
  public:
-  // Takes memory of that dtype, the layout's, from group.empty_shared() and fills it with zeros.
-  // Local: no peer takes part. `name` is for messages.
+  // Allocates memory of the layout's dtype with group.empty_shared() and fills it with zeros.
+  // Local: involves no peer. `name` is for messages.
   Bucket(const Group& group, layout::FlatLayout layout, c10::ScalarType dtype, c10::Device device,
          std::string name);
 
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] const layout::FlatLayout& layout() const { return layout_; }
 
-  // All of it, padding included: one dimension. Lives as long as any tensor that shares its memory.
+  // Returns the whole bucket with padding, in one dimension. Its memory lives as long as any tensor
+  // that shares it.
   [[nodiscard]] const at::Tensor& flat() const { return flat_; }
   // The tensor for a floating-point reduction: flat(), or for complex numbers the same memory as
   // pairs of reals.
   [[nodiscard]] at::Tensor reducible() const;
 
-  // A tensor of the sizes of entry `i` in its place, with the strides of `like` where those leave
-  // no holes, else row-major. It is no view in autograd's sense, so it can be a .grad that
-  // zero_grad() detaches in place.
+  // Returns the place of entry `i` as a tensor, with the strides of `like` if these leave no gaps,
+  // otherwise row-major. The tensor is not a view in autograd's sense, so zero_grad() can detach it
+  // in place when it is a .grad.
   [[nodiscard]] at::Tensor view(int i, const at::Tensor& like) const;
   [[nodiscard]] at::Tensor view(int i) const;
 
@@ -54,9 +56,9 @@ class Bucket {
   std::string name_;
 };
 
-// Gives the pages of a buffer back to the system. Neither this rank nor a peer may need its values
-// any more. A buffer of Group::empty_shared() would otherwise keep its pages for the next buffer.
-// Does nothing to other memory, whose pages are freed with its tensor.
+// Returns the pages of a buffer to the system. Neither this rank nor a peer may still need the
+// values. Without this call, a buffer of Group::empty_shared() keeps its pages for the next buffer.
+// Has no effect on other memory, whose pages are freed with its tensor.
 void give_pages_back(const at::Tensor& buffer);
 
 // Collective and blocking: broadcasts rank 0's values. Tensors of one dtype and device are sent
@@ -71,7 +73,8 @@ class StateBroadcast {
   // The group outlives this object.
   StateBroadcast(Group& group, std::vector<at::Tensor> tensors);
 
-  // Posts the current values of the root. Blocks for an earlier post that was not finished.
+  // Posts the current values of the root. If the previous post was not finished, blocks until it
+  // has completed.
   void post(std::optional<Duration> timeout, int root = 0);
   // Blocks until the values have arrived and writes them into the tensors. The writes do not change
   // version counters: a graph that saved a buffer can still run backward.
@@ -95,14 +98,15 @@ class StateBroadcast {
 // Returns the deferred tensors among `tensors`, with or without memory.
 [[nodiscard]] std::vector<at::Tensor> deferred_among(const std::vector<at::Tensor>& tensors);
 // Returns one line for each deferred parameter and buffer. The lines must be equal on all ranks,
-// since values are given collectively.
+// because the values are broadcast collectively.
 [[nodiscard]] std::vector<std::string> deferred_lines(const torch::nn::Module& module);
 
 // Collective and blocking. Rank 0 computes the values and broadcasts them.
 void give_values(const Group& group, const std::vector<at::Tensor>& deferred,
                  std::int64_t bucket_bytes, const CallOptions& call);
 
-// Local. A deferred tensor becomes an ordinary one, with its values; another stays.
+// Local. Turns a deferred tensor into an ordinary one with its values; does not change other
+// tensors.
 void make_ordinary(const at::Tensor& tensor);
 
 }  // namespace lockstep::parallel

@@ -131,13 +131,13 @@ StepTiming Handle::timing() const { return state()->timing(); }
 
 namespace {
 
-// A group that is dead already, or has this rank alone, needs nothing.
+// A dead group, or a group with only this rank, needs no action.
 void abort_all(const std::vector<Group>& groups, std::string_view reason) noexcept {
   for (Group group : groups) {
     try {
       if (group.size() > 1) group.abort(reason);
     } catch (...) {
-      // It is dead then.
+      // The group is dead in this case.
     }
   }
 }
@@ -346,7 +346,7 @@ void CompositeState::set_requires_gradient_sync(bool on) {
   for (HandleState* child : children_) on ? child->end_no_sync() : child->begin_no_sync();
 }
 
-// If one throws, the earlier ones end again.
+// If begin_load() of one child throws, end the loads that have begun.
 void CompositeState::begin_load() {
   std::size_t begun = 0;
   try {
@@ -357,7 +357,7 @@ void CompositeState::begin_load() {
   }
 }
 
-// All end, and then the first exception goes on.
+// End all loads, then rethrow the first exception.
 void CompositeState::end_load(bool complete) {
   std::exception_ptr failure;
   for (HandleState* child : children_) {
@@ -398,7 +398,8 @@ namespace {
 // stage whose experts are trained apart from its other tensors.
 class SeparateParts final : public CompositeState {
  public:
-  // `handles`: the first one knows all ranks; each knows its tensors by their names in `module`.
+  // `handles`: the group() of the first one has all ranks; each uses the names of its tensors in
+  // `module`.
   SeparateParts(const torch::nn::Module& module, std::vector<Handle> handles)
       : CompositeState(handles.front().group(), handles.front().mesh()),
         handles_(std::move(handles)) {

@@ -1,4 +1,5 @@
-// HandleState: what a strategy implements behind a Handle (lockstep/parallel/handle.h).
+// HandleState: the interface that a strategy implements behind a Handle
+// (lockstep/parallel/handle.h).
 #pragma once
 
 #include "base/mutex.h"
@@ -121,7 +122,7 @@ namespace lockstep {
 
 class HandleState {
  public:
-  // The share of the module that each rank has.
+  // The part of the module that each rank has.
   enum class Holds { wholes, parts };
   explicit HandleState(Holds holds = Holds::parts) : holds_(holds) {}
   virtual ~HandleState() = default;
@@ -146,8 +147,8 @@ class HandleState {
   [[nodiscard]] virtual std::shared_ptr<optim::StateMemory> state_memory() const { return nullptr; }
   [[nodiscard]] virtual double seconds_waited() const = 0;
   [[nodiscard]] virtual StepTiming timing() const { return {}; }
-  // Local: ends every group that aborts() has listed, on every rank that can be reached. Called by
-  // any thread, also during detach().
+  // Local: aborts every group that aborts() has listed, on all ranks that can be reached. Any
+  // thread may call it, also during detach().
   void abort(std::string_view reason) const noexcept;
   // Returns a callback that calls abort(), and does nothing once the strategy is destroyed. Any
   // thread may call it.
@@ -159,7 +160,7 @@ class HandleState {
   // Throws InvalidArgument if ranks may have different values of one model, which cannot be saved.
   virtual void check_one_model() const {}
 
-  // The state behind a handle. InvalidArgument if the handle has no module.
+  // Returns the state behind a handle. Throws InvalidArgument if the handle has no module.
   [[nodiscard]] static HandleState& of(const Handle& handle) { return *handle.state(); }
   [[nodiscard]] static std::shared_ptr<HandleState> shared_of(const Handle& handle) {
     return handle.state();
@@ -179,9 +180,10 @@ class HandleState {
   [[nodiscard]] bool holds_wholes() const { return holds_ == Holds::wholes; }
   [[nodiscard]] bool requires_gradient_sync() const { return no_sync_scopes_ == 0; }
 
-  // Lists what abort() ends: the groups in which this strategy's ranks wait for each other; of a
-  // mesh that of all ranks and those of its axes; of another strategy all that it lists. Called
-  // while a handle is made: later other threads read the list without a lock.
+  // Adds to the list of groups that abort() ends: the groups in which this strategy's ranks wait
+  // for each other. For a mesh, adds the group of all ranks and those of its axes; for another
+  // strategy, adds its whole list. Call only during construction: other threads read the list later
+  // without a lock.
   void aborts(const Group& group);
   void aborts(const Mesh& mesh);
   void aborts(const HandleState& other);
@@ -249,7 +251,7 @@ class CompositeState : public HandleState {
   // Derived classes then release the handles that they own.
   void detach() override { children_.clear(); }
 
-  // The parts of all children, child by child.
+  // Returns the parts of all children, in the order of the children.
   [[nodiscard]] std::vector<Part> named_parameters() const override;
   [[nodiscard]] std::vector<Part> state_parts() override;
 
@@ -265,7 +267,7 @@ class CompositeState : public HandleState {
   [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
 
  protected:
-  // While this is made. The derived class owns `child`, until detach().
+  // Call during construction. The derived class owns `child` until detach().
   void add_child(const Handle& child);
   [[nodiscard]] bool has_children() const { return !children_.empty(); }
 

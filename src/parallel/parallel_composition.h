@@ -17,7 +17,7 @@
 
 namespace lockstep {
 
-// Tensors of a stage that one handle trains.
+// The tensors of a stage that one handle trains.
 struct TensorParts {
   std::shared_ptr<torch::nn::Module> module;
   std::optional<Mesh> tensors;  // ranks over which `cut` shards them; absent: each rank has all
@@ -29,7 +29,8 @@ struct TensorParts {
 
 // Returns the names of all parameters; a tied one under each of its names.
 [[nodiscard]] std::vector<std::string> parameter_names(const torch::nn::Module& module);
-// Erases rules for the whole model that match none of these tensors and no module around one.
+// Erases patterns (of the whole model) that match neither one of these tensors nor a module that
+// contains one.
 void keep_naming(std::vector<std::string>& patterns, const std::vector<std::string>& names);
 void keep_naming(UnitRules& units, const std::vector<std::string>& names);
 void keep_naming(TensorPlan& plan, const std::vector<std::string>& names);
@@ -45,12 +46,13 @@ class Composition {
   // Collective. Compares, lists and ties the stages. Without pp, the model is one stage.
   [[nodiscard]] std::unique_ptr<pipeline::PipelineStages> stages(
       const ParallelModelParts& parts) const;
-  // Not collective. A stage with mixtures has two parts, the experts last; others have one. Empty
-  // if each stage is on one rank, so that it needs no communication.
+  // Not collective. A stage with mixtures has two TensorParts, the second one for the experts; any
+  // other stage has one. Returns an empty list if each stage is on one rank, so that it needs no
+  // communication.
   [[nodiscard]] std::vector<TensorParts> tensor_parts(
       const std::shared_ptr<torch::nn::Module>& stage) const;
-  // Collective over the same ranks. Shards the tensors, and makes replicas or shards of this rank's
-  // parts.
+  // Collective over the ranks of `tensors`. Shards the tensors, and makes replicas or shards of
+  // this rank's parts.
   [[nodiscard]] Handle train(const TensorParts& tensors, ParallelModelParts& parts) const;
   // Makes the model from stages that have handles.
   [[nodiscard]] ParallelModel model(std::unique_ptr<pipeline::PipelineStages> stages,
@@ -59,14 +61,15 @@ class Composition {
  private:
   [[nodiscard]] int size(const char* axis) const { return mesh_.size(axis); }
   [[nodiscard]] bool has(const char* axis) const { return size(axis) > 1; }
-  // Also true for an axis fsdp of size one: ShardOptions apply to its parameters, too.
+  // Returns true if there is an axis fsdp, even of size one: ShardOptions then apply to the
+  // parameters.
   [[nodiscard]] bool shards() const { return mesh_.layout().find("fsdp").has_value(); }
-  // Returns true if experts are trained separately. Also without ep, because replicas count the
-  // tokens of all ranks' rows, as one process does.
+  // Returns true if experts are trained separately. This may be so without ep, too, because
+  // replicas must count the tokens of all ranks' rows, as one process does.
   [[nodiscard]] bool has_experts() const {
     return !mixtures_.empty() && mesh_.group().size() > size("pp");
   }
-  // The ignored names in the options that copies() uses.
+  // Returns the ignored names in the options that copies() uses.
   [[nodiscard]] const std::vector<std::string>& ignored() const {
     return shards() ? options_.shard.ignored : options_.data.ignored;
   }
@@ -99,8 +102,8 @@ class Composition {
   std::shared_ptr<torch::nn::Module> rest_;  // the model's tensors except the experts
   std::vector<Stage> stages_;
   std::optional<plan::Schedule> schedule_;
-  // The first use of a sub-mesh is collective over the mesh, so all ranks make them at the same
-  // place, although stages may need different ones.
+  // Making a sub-mesh is collective over the mesh, so all ranks make all of these here, although
+  // stages may need different ones.
   std::optional<Mesh> data_;        // dp, ep, fsdp
   std::optional<Mesh> copies_;      // dp, cp, fsdp: ranks with the same parts along tp and ep
   std::optional<Mesh> rows_;        // these, and with experts ep: the same parts along tp

@@ -212,7 +212,8 @@ void Composition::check_experts() const {
           size("ep"), mixture->options().experts);
 }
 
-// Checks that the strategies would make after activation checkpointing has changed the model.
+// Makes checks that the strategies would otherwise make only after activation checkpointing has
+// changed the model.
 void Composition::check_model() const {
   const modules::ModuleTensors tensors = modules::tensors_of(*model_, ignored());
   for (const auto& [name, tensor, aliases] : tensors.parameters)

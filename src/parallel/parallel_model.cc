@@ -41,9 +41,9 @@ Tensors cut_all(const ParallelModelParts& own, const Tensors& batch) {
   return parts;
 }
 
-// Collective over data(): the rows of the rank that has the fewest, and 0 if one has no batch.
-// Ranks that cut their rows into different numbers of micro-batches would make different
-// collectives. Ranks of pp may pass nothing where their stages need nothing.
+// Collective over data(). Returns the fewest rows of any rank; 0 if some rank has no batch. Ranks
+// with different numbers of micro-batches would make different collective calls. Ranks of pp may
+// pass nothing if their stages need neither inputs nor targets.
 std::int64_t fewest_rows(const ParallelModelParts& own, StepKind kind, const Tensors& inputs,
                          const Tensors* targets, const PipelineState* pipeline) {
   constexpr std::int64_t not_given = std::numeric_limits<std::int64_t>::max();
@@ -64,7 +64,7 @@ std::int64_t fewest_rows(const ParallelModelParts& own, StepKind kind, const Ten
   return fewest.item<std::int64_t>();
 }
 
-// Without pp: one loop over the micro-batches, as naive as a loop of one process.
+// Without pp: a plain loop over the micro-batches, as in one process.
 class Loop {
  public:
   Loop(const ParallelModelParts& own, StepKind kind, const Tensors& inputs, const Tensors* targets)
@@ -115,7 +115,7 @@ class Loop {
 
   const ParallelModelParts& own_;
   const StepKind kind_;
-  Group alone_;  // ranks of one model have the same rows, so that no rank must be asked
+  Group alone_;  // ranks of one model have the same rows
   pipeline::Batch batch_;
 };
 
@@ -135,8 +135,7 @@ Tensors broadcast_all(Group& stages, Tensors tensors, int root, c10::Device devi
   return tensors;
 }
 
-// Gathers whole sequences from this rank's parts; collective over the ranks that have the other
-// parts.
+// Gathers whole sequences; collective over the ranks that have the other parts of them.
 Tensors whole_sequences(const pipeline::CutSequences& sequences, const Tensors& parts) {
   Tensors whole;
   const PipelineLoss take = [&whole](const Tensors& outputs, const Tensors& /*targets*/) {

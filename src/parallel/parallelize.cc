@@ -17,7 +17,8 @@
 namespace lockstep {
 namespace {
 
-// Modules that several pieces name: weights that are tied over stages, which both divide alike.
+// Returns the modules that several pieces name. Their weights are tied across stages, and the
+// stages must shard them alike.
 std::vector<std::string> tied_modules(const torch::nn::Module& model,
                                       const std::vector<ModelPiece>& pieces) {
   std::map<std::string, int> uses;
@@ -61,7 +62,7 @@ Composition::Composition(std::shared_ptr<torch::nn::Module> model, const Mesh& m
   check_storage();
 }
 
-// On every mesh, so that pieces that do not fit the model are found on one rank, too.
+// Check on every mesh, so that a single rank also finds pieces that do not fit the model.
 void Composition::cut_stages() {
   if (plan_.pieces.empty()) return;
   if (!has("pp")) {
@@ -87,7 +88,7 @@ void Composition::make_meshes() {
   if (has_experts() && has("cp")) whole_rows_ = all_->sub_mesh({"dp", "ep", "fsdp"});
   std::vector<std::string> tensors;
   if (has("cp")) tensors.emplace_back("cp");
-  // With sequence_parallel a rank's part of a sequence is cut once more.
+  // With sequence_parallel, a rank's part of a sequence is sharded again.
   if (has("tp")) tensors.insert(options_.sequence_parallel ? tensors.end() : tensors.begin(), "tp");
   if (!tensors.empty()) tensors_ = global::mesh_of_handle(mesh_.sub_mesh(tensors));
 }
@@ -143,14 +144,14 @@ Handle Composition::train(const TensorParts& tensors, ParallelModelParts& parts)
   const bool has_copies = tensors.rows.group().size() > 1 || shards();
   state->train(has_copies ? copies(state->parts(), tensors.rows, parts) : Handle());
   Handle handle = with_groups(HandleState::handle_of(state));
-  // Ranks of tp have the same experts, and nothing else gives them the same values.
+  // The ranks of tp have the same experts, and no other step makes their values equal.
   if (tensors.are_experts && has("tp"))
     for (const Part& part : handle.loading())
       mesh_["tp"].broadcast(part.tensor, 0, {.tag = part.name}).wait();
   return handle;
 }
 
-// Tokens, and global tensors on their way to the model, go over more groups than a handle's own.
+// Token exchanges and global tensors use groups besides the handle's own; abort these, too.
 Handle Composition::with_groups(Handle handle) const {
   HandleState& state = HandleState::of(handle);
   if (tensors_) state.aborts(*tensors_);
@@ -223,7 +224,7 @@ std::unique_ptr<pipeline::PipelineStages> Composition::stages(
   return std::make_unique<pipeline::PipelineStages>(Stage{"model", model_, std::move(forward)});
 }
 
-// Ranks wait for each other in the caller's groups, too: in logs, and between steps.
+// Ranks also wait for each other in the caller's groups, for example in logging between steps.
 ParallelModel Composition::with_groups_of_mesh(Handle handle,
                                                std::shared_ptr<ParallelModelParts> parts) const {
   HandleState& state = HandleState::of(handle);
@@ -234,7 +235,7 @@ ParallelModel Composition::with_groups_of_mesh(Handle handle,
 
 ParallelModel Composition::model(std::unique_ptr<pipeline::PipelineStages> stages,
                                  std::shared_ptr<ParallelModelParts> parts) const {
-  // Last: the module of a model that could not be made sends no tokens.
+  // Do this last: if construction fails, the module must not send tokens.
   if (has_experts())
     for (const pipeline::StageSet& stage : stages->own())
       tensor_parallel::exchange_tokens(*stage.module, {*rows_, whole_rows_, tensors_},

@@ -147,7 +147,7 @@ std::vector<std::int64_t> encoded(std::span<const Part> parts) {
 std::vector<Part> decoded(std::span<const std::int64_t> words) {
   Decoder decoder(words);
   std::vector<Part> parts(static_cast<std::size_t>(decoder.number()));
-  // One for all parts of a dtype and kind of device: there may be many parts.
+  // One tensor for all parts of a dtype and kind of device, because there may be many parts.
   std::map<std::pair<c10::ScalarType, c10::DeviceType>, at::Tensor> tensors;
   for (Part& part : parts) {
     part.name = decoder.text();
@@ -216,7 +216,7 @@ constexpr CallOptions state_call{.tag = "state dict"};
 
 // A tensor of the whole model.
 struct Whole {
-  // Its elements on the lowest rank that has them.
+  // Some elements of the whole tensor, taken from the lowest rank that has them.
   struct Piece {
     int rank = 0;
     layout::TensorSlice slice;
@@ -265,20 +265,20 @@ class WholeModel {
   [[nodiscard]] const Whole& at(const std::string& name) const {
     return tensors_[places_.at(name)];
   }
-  // False if other ranks have elements of it that this rank has not, or this rank of theirs.
+  // Returns true if all ranks have the same elements of `one`.
   [[nodiscard]] bool is_everywhere(const Whole& one) const {
     return is_local_ || one.ranks_with_all == group_.size();
   }
   [[nodiscard]] Group& group() { return group_; }
 
  private:
-  // Values that belong to no whole are not told to other ranks.
+  // Values that belong to no whole tensor are not sent to other ranks.
   static std::vector<Part> without_ignored(std::vector<Part> parts) {
     std::erase_if(parts, [](const Part& part) { return part.kind == PartKind::ignored; });
     return parts;
   }
 
-  // Returns the whole of the part, which is a new one if no earlier part has any of its names.
+  // Returns the whole tensor of the part; adds a new one if no earlier part has any of its names.
   Whole& whole_of(const Part& part) {
     const std::vector<std::string> names = names_of(part);
     const auto known = std::ranges::find_if(
@@ -335,7 +335,7 @@ class WholeModel {
   std::map<std::string, std::size_t> places_;  // in it
 };
 
-// Lies in memory as the ranks' parts do.
+// Has the memory layout of the ranks' parts.
 at::Tensor empty_whole(const Whole& one) {
   const at::TensorOptions options = at::TensorOptions(one.dtype).device(one.device);
   const std::vector<int>& order = one.pieces.front().slice.dim_order;
@@ -353,7 +353,8 @@ at::Tensor box_of_part(const Part& part, const layout::Box& box) {
                        : modules::box_in_part(part.tensor, part.slice, box);
 }
 
-// A copy of the elements that this rank has, and places for the others.
+// Returns a whole tensor with a copy of this rank's elements; elements of other ranks are not set
+// yet.
 at::Tensor copied(const Whole& one) {
   for (const Part& part : one.own)
     if (has_all(part)) return part.tensor.clone();
@@ -403,7 +404,7 @@ class Round {
   }
 
  private:
-  // In the order in which other ranks read them.
+  // Returns this rank's bytes, in the order in which other ranks read them.
   [[nodiscard]] at::Tensor own_bytes(const at::TensorOptions& options) const {
     at::Tensor from = at::zeros({bytes_of_rank_[static_cast<std::size_t>(group_.rank())]}, options);
     std::int64_t offset = 0;

@@ -1,4 +1,4 @@
-// State dicts of whole tensors, made of the parts of all ranks and cut into them again.
+// State dicts of whole tensors: assembled from the parts of all ranks, and cut into parts again.
 #pragma once
 
 #include "parallel/handle_state.h"
@@ -23,8 +23,8 @@
 
 namespace lockstep::parallel {
 
-// InvalidArgument names a parameter that fully_shard() has divided, whose values `strategy` would
-// need on every rank.
+// Throws InvalidArgument with the name of a parameter that is sharded by fully_shard(), because
+// `strategy` needs its values on every rank.
 void check_not_sharded(const std::vector<NamedParameter>& parameters, std::string_view strategy);
 
 [[nodiscard]] std::vector<Part> whole_parts(const std::vector<NamedParameter>& parameters);
@@ -34,7 +34,7 @@ class PartKinds {
  public:
   PartKinds(const torch::nn::Module& module, std::span<const std::string> ignored);
 
-  // All of one of the module's tensors, without gradient.
+  // Returns a whole tensor of the module, without gradient.
   [[nodiscard]] Part whole_part(const NamedParameter& entry) const;
 
  private:
@@ -44,15 +44,15 @@ class PartKinds {
 // Returns all names of the whole, the first one first.
 [[nodiscard]] std::vector<std::string> names_of(const Part& part);
 
-// state_parts() of a strategy whose ranks have all of the module.
+// Implements state_parts() for a strategy whose ranks have the whole module.
 [[nodiscard]] std::vector<Part> whole_state_parts(const torch::nn::Module& module,
                                                   std::span<const std::string> ignored = {});
 
-// Returns a tensor of no elements: the tensor of a part that is only described. It says in which
-// dtype and on which kind of device the elements are.
+// Returns a tensor without elements, for a part that is only described. It has the dtype and the
+// kind of device of the elements.
 [[nodiscard]] at::Tensor no_elements(c10::ScalarType dtype, c10::DeviceType device = c10::kCPU);
 
-// Collective. Returns every rank's list, in rank order; each tensor as of no_elements().
+// Collective. Returns every rank's list, in rank order, with tensors as made by no_elements().
 [[nodiscard]] std::vector<std::vector<Part>> exchange_parts(Group& group,
                                                             std::span<const Part> own);
 
@@ -60,8 +60,8 @@ class PartKinds {
 [[nodiscard]] std::set<std::string> names_of_all(Group& group, const std::set<std::string>& own);
 
 // Handle::state_dict() and Handle::load_state_dict(). Local if every rank has all tensors, else
-// collective over the group of the handle. InvalidArgument on every rank if ranks describe a tensor
-// differently, or have not all of its elements.
+// collective over the group of the handle. Throws InvalidArgument on every rank if ranks describe a
+// tensor differently, or together lack some of its elements.
 [[nodiscard]] std::map<std::string, at::Tensor> get_model_state_dict(HandleState& state);
 void set_model_state_dict(const std::shared_ptr<HandleState>& state,
                           const std::map<std::string, at::Tensor>& tensors);

@@ -43,7 +43,7 @@ bool is_far(const at::Tensor& own, const at::Tensor& other) {
 
 }  // namespace
 
-// In pieces whose sums are exact in any order.
+// Adds in pieces whose sums are exact in any order.
 std::int64_t fingerprint_of_bits(const at::Tensor& values) {
   static constexpr at::ScalarType integers[] = {at::kChar, at::kShort, at::kInt, at::kLong};
   constexpr std::int64_t piece = std::int64_t{1} << 20;

@@ -5,8 +5,8 @@
 // At the end of a reduced backward(), these are compared:
 //
 //   parameters that a rank has written since the handle's zero_grad()
-//   all parameters, in steps whose number is a power of two: forward() may have come before
-//   zero_grad(), or the program may have called the optimizer's
+//   all parameters, in steps whose number is a power of two: the program may call forward() before
+//   zero_grad(), or call the optimizer's zero_grad() instead of the handle's
 //
 // A manual write that is the same on all ranks is not a difference.
 //

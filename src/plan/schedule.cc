@@ -134,7 +134,7 @@ std::vector<Action> interleaved(Sizes sizes, int r) {
 }
 
 // Rank r delays r weight gradients (W): together with the forwards of 1F1B this keeps p
-// activations. The delayed W run at the end, between the I for which the rank waits.
+// activations. The delayed W's run at the end, in the gaps in which the rank waits for its I's.
 std::vector<Action> zb_h1(Sizes sizes, int r) {
   RankActions rank;
   for (int i = 0; i < std::min(sizes.m, sizes.p - 1 - r); ++i) rank.forward(r);

@@ -117,7 +117,7 @@ Row row_of(const Schedule& schedule, const PipelineTimes& times, const Simulatio
            std::size_t rank, double cell) {
   const std::vector<Action>& actions = schedule.ranks[rank];
   const bool has_one_stage =
-      schedule.stages == schedule.rank_count();  // then labels omit the stage
+      schedule.stages == schedule.rank_count();  // labels omit the stage
   Row row;
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const double start = simulation.starts[rank][i];

@@ -87,8 +87,8 @@ std::vector<Action> posting_order(const Schedule& schedule) {
       const Action& action = schedule.ranks[rank][i];
       ended.emplace_back(reached.starts[rank][i] + times.of(action), action);
     }
-  // If two actions end at the same time and the result of one goes to the other's rank, that one
-  // comes first: its receive is posted before the other begins.
+  // If two actions end at the same time and the result of one goes to the rank of the other, the
+  // first one is placed first: the rank posts its receive before the other action begins.
   std::ranges::sort(ended, {}, [](const auto& one) {
     const auto& [end, action] = one;
     const bool is_forward = action.compute == Compute::forward;

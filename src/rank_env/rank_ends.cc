@@ -75,7 +75,7 @@ namespace {
 
 constexpr int milliseconds_for_the_line = 100;
 
-// This function must not block on a reader of standard error that died with the agent.
+// Must not block on a reader of standard error that ended together with the agent.
 void wait_and_end(int agent, const std::string& line) {
   pollfd end{agent, POLLIN, 0};
   sys::wait_for_events({&end, 1});

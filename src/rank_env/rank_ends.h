@@ -45,9 +45,9 @@ void check_rank_ends(Store& store, std::string_view attempt, int self);
 // memory that other code needs. If another launcher started this process, does nothing.
 void watch_agent();
 
-// Writes the text into the error file that the launcher named (TORCHELASTIC_ERROR_FILE), in
-// torchrun's format. The report on this rank then has the reason even if another rank printed it
-// for all. Replaces any earlier text. Does nothing if there is no such file; never throws.
+// Writes the text into the error file that the launcher has named (TORCHELASTIC_ERROR_FILE), in
+// torchrun's format. The report on this rank then contains the reason even if only another rank
+// printed it. Replaces any earlier text. Does nothing if there is no such file; never throws.
 void record_own_failure(std::string_view text) noexcept;
 
 }  // namespace lockstep::rank_env

@@ -38,8 +38,8 @@ struct RankInfo {
 };
 
 // Returns this process's place. Throws BadInput if a variable is missing or invalid; the message
-// names the variable and the expected value. A process in reserve blocks here until it gets a
-// place, and throws Aborted if it gets none.
+// names the variable and the expected value. In a hot spare, blocks until it gets a rank, and
+// throws Aborted if it gets none.
 [[nodiscard]] RankInfo detect_rank();
 
 // Returns true if a launcher started this process as a rank, even as the only one. Throws BadInput
@@ -88,17 +88,17 @@ struct Ancestor {
 // named after the run, ranks on several hosts through MPI. Throws BadInput as detect_rank() does.
 [[nodiscard]] std::optional<RankInfo> detect_mpirun();
 
-// A process in reserve: the agent starts it before there is a rank for it. The process prepares as
-// far as it can without a rank, and waits to replace a lost rank.
+// A hot spare: a process that the agent starts before there is a rank for it. It initialises as far
+// as it can without a rank, and waits to replace a lost rank.
 
-// Returns true if this process was started in reserve and has no place yet.
+// Returns true if this process was started as a hot spare and has no rank yet.
 [[nodiscard]] bool is_in_reserve();
 
-// Tells the agent that this process is ready and blocks until it has a place. The process is then a
-// normal worker, with RANK and the other variables in its environment. Returns true immediately if
-// the process is not in reserve, and false if the agent does not need this process any more. While
-// it waits, the process is named "reserve". No other thread of the program may read the environment
-// during the call.
+// Informs the agent that this hot spare is ready, and blocks until it gets a rank. The process is
+// then a normal worker, with RANK and the other variables in its environment. If the process is not
+// a hot spare, returns true immediately. Returns false if the agent does not need this process any
+// more. While it waits, the process is named "reserve". No other thread of the program may read the
+// environment during the call.
 [[nodiscard]] bool wait_for_place();
 
 }  // namespace lockstep::rank_env

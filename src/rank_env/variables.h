@@ -25,7 +25,7 @@ inline constexpr const char* role_name = "ROLE_NAME";              // always "de
 // an address at which rank 0 may listen
 inline constexpr const char* master_address = "MASTER_ADDR";
 inline constexpr const char* master_port =
-    "MASTER_PORT";  // was free a moment ago; differs between attempts
+    "MASTER_PORT";  // was free recently; differs between attempts
 inline constexpr const char* run_id =
     "TORCHELASTIC_RUN_ID";  // the same on all ranks, different for each run
 // The number of restarts after failures so far, and its limit. A node that joins or leaves starts a
@@ -52,7 +52,7 @@ inline constexpr const char* agent_descriptor = "LOCKSTEP_AGENT_FD";
 // started, counted from 0, and the name of the process, "NODE.NUMBER", which is unique in the run.
 inline constexpr const char* round = "LOCKSTEP_ROUND";
 inline constexpr const char* worker = "LOCKSTEP_WORKER";
-// The number of the agent that started this process. An agent keeps its number for life.
+// The number of the agent that started this process. An agent never changes its number.
 inline constexpr const char* agent = "LOCKSTEP_AGENT";
 
 // Only in a process in reserve: an open descriptor of a socket through which its agent sends it the
@@ -64,16 +64,16 @@ inline constexpr const char* reserve_descriptor = "LOCKSTEP_RESERVE_FD";
 // files.
 inline constexpr const char* flight_folder = "LOCKSTEP_FLIGHT";
 
-// Set by the user, for init(): the device of a rank ("cpu", "cuda", "cuda:1"); unset: the one that
-// init() chooses.
+// Set by the user, for init(): the device of a rank ("cpu", "cuda", "cuda:1"); unset: init()
+// chooses.
 inline constexpr const char* device = "LOCKSTEP_DEVICE";
 // "1", by --share-gpus or by the user: ranks of one host may share a GPU.
 inline constexpr const char* share_gpus = "LOCKSTEP_SHARE_GPUS";
-// The GPUs of a rank: its part of the list that the agent has, or of all; with --gpus-per-rank.
+// With --gpus-per-rank: the GPUs of a rank, a part of the agent's list or of all GPUs.
 inline constexpr const char* visible_gpus = "CUDA_VISIBLE_DEVICES";
 
-// "1": each line that a rank prints gets its rank in front, so that the rank's own log need not
-// name it.
+// "1": each line that a rank prints is prefixed with its rank, so that the rank's own log need not
+// contain it.
 inline constexpr const char* names_lines = "LOCKSTEP_NAMES_LINES";
 
 // The variables below are set only if the user has not set them.
@@ -91,13 +91,13 @@ inline constexpr const char* python_unbuffered =
 
 inline constexpr std::size_t secret_bytes = 32;
 
-// How often an idle OpenMP thread spins before it sleeps. libgomp's default of 300,000 takes CPU
-// time from other programs, and from the thread that it waits for.
+// How many times an idle OpenMP thread spins before it sleeps. libgomp's default of 300,000 takes
+// CPU time from other programs, and from the thread that it waits for.
 inline constexpr const char* brief_spin = "1000";
 
-// The line with which a rank reports on standard error why its group died, once, before the error
-// reaches its program: "... error: the group failed: SENTENCE; flight record: PATH". The sentence
-// is the same on all ranks, so `lockstep run` prints it once.
+// The line that a rank prints once to standard error if its group fails, before the error reaches
+// its program: "... error: the group failed: SENTENCE; flight record: PATH". The sentence is the
+// same on all ranks, so `lockstep run` prints it once.
 inline constexpr const char* failure_mark = "the group failed: ";
 inline constexpr const char* flight_record_mark = "; flight record: ";
 

@@ -115,8 +115,8 @@ void TcpStore::Connection::send_for_all(store::WaitingCall& own) {
   }
 }
 
-// Passes the turn to send to a caller whose request is in the outbox and that is not reading,
-// because a reader would notice too late. Returns false if there is no such caller.
+// Passes the turn to send to a caller whose request is in the outbox. Skips the caller that is
+// reading, because it would notice too late. Returns false if there is no such caller.
 bool TcpStore::Connection::hand_over_sending() {
   for (const std::uint64_t id : outbox_) {
     const auto next = waiting_.find(id);
@@ -213,7 +213,7 @@ store::Message TcpStore::Connection::leave(std::uint64_t id, store::WaitingCall&
   waiting_.erase(id);
   if (own.reads) reading_ = false;
   if (!reading_) hand_over_reading();
-  if (own.sends) {  // it got the turn to send a moment ago
+  if (own.sends) {  // it got the turn to send meanwhile
     lock.unlock();
     send_for_all(own);
     lock.lock();
@@ -274,7 +274,7 @@ bool TcpStore::Connection::read_now() {
     const Lock lock(mutex_);
     for (store::Message& reply : replies) {
       const auto place = waiting_.find(reply.id);
-      if (place == waiting_.end()) continue;  // its caller has given up
+      if (place == waiting_.end()) continue;  // the caller has given up
       ++untaken_replies_;
       place->second->answer(std::move(reply));
       answered.push_back(std::move(place->second));
@@ -332,7 +332,7 @@ void TcpStore::Connection::connect(Deadline deadline) {
   for (;;) {
     try {
       return try_once(deadline);
-    } catch (const PeerLost&) {  // a busy server closes unproven connections
+    } catch (const PeerLost&) {  // a busy server closes unauthenticated connections
       if (deadline.passed())
         throw PeerLost(formatted("store at {} closed the connection", address_));
     }
@@ -386,8 +386,8 @@ void TcpStore::Connection::begin_session(store::FrameReader& frames, Deadline de
   store_name_ = reply.parts[0];
 }
 
-// Sends the requests that every connection begins with, and those that were not answered on the
-// last connection.
+// Sends the requests that every connection begins with, and the unanswered requests of the last
+// connection.
 void TcpStore::Connection::send_again() {
   std::vector<std::string> requests;
   for (const auto& [key, request] : on_each_connection_) requests.push_back(request);

@@ -78,9 +78,9 @@ class WaitingCall {
 // reconnects, while it holds `sending_`. Once `lost_` is set it never changes: the socket is shut
 // down, and every call throws.
 //
-// If several callers start requests at the same time, one of them sends all of them in one piece:
-// the caller whose `sends` is set, while `is_sent_for_` is set. The others sleep until they have
-// their replies, each on its own futex, and lock no mutex when they wake.
+// If several callers start requests at the same time, one caller sends the requests of all in one
+// write: the caller whose `sends` flag is set. `is_sent_for_` is true meanwhile. The other callers
+// sleep until they have their replies, each on its own futex, and lock no mutex when they wake.
 class TcpStore::Connection {
  public:
   explicit Connection(const TcpStoreOptions& options);
@@ -90,8 +90,9 @@ class TcpStore::Connection {
   // deadline, or if the server reports that keys are missing, and BadInput if the server refuses
   // the request.
   store::Message call(store::Message request, Deadline deadline);
-  // Same for a request with which every later connection begins, including one that is made before
-  // the reply arrives. If the request fails, the previous request with its key is restored.
+  // Like call(), for a request that every later connection also begins with, even a connection that
+  // is made before the reply arrives. If the request fails, restores the previous request for the
+  // same key.
   void call_on_each_connection(store::Message request);
 
   // Makes every call throw from now on, including calls that wait.

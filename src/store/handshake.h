@@ -74,7 +74,7 @@ inline constexpr std::size_t proof_bytes = 32;
 using Nonce = std::array<unsigned char, nonce_bytes>;
 using Proof = std::array<unsigned char, proof_bytes>;
 
-// One nonce from each side, so that neither side alone can replay an old connection.
+// One nonce from each side, so that neither side can replay an old connection.
 struct Nonces {
   Nonce server{};
   Nonce client{};
@@ -127,12 +127,12 @@ class ServerSession {
   explicit ServerSession(const StoreKey& key);
 
   // Consumes bytes from the client, in pieces of any size. Throws BadInput if the client violates
-  // the protocol: send the remaining output, then close. Until the client has proven itself, stores
+  // the protocol: send the remaining output, then close. Until the client is authenticated, stores
   // at most the bytes of one handshake.
   void receive(std::string_view bytes);
   // Returns the next complete request, if any. Throws BadInput as receive() does.
   [[nodiscard]] std::optional<Message> next();
-  // Seals a reply into the output. The client must be proven.
+  // Appends a sealed reply to the output. The client must be authenticated.
   void send(const Message& message);
 
   [[nodiscard]] bool proven() const { return sealer_.has_value(); }

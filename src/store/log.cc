@@ -85,7 +85,7 @@ Log::Log(std::filesystem::path file, Table& table, Sessions& sessions)
   }
 }
 
-// Returns false if the previous holder has replaced the file meanwhile.
+// Returns false if the previous holder of the lock has replaced the file meanwhile.
 bool Log::open_and_lock() {
   file_.reset(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_APPEND | O_NONBLOCK, 0600));
   if (!file_) throw SystemError("opening the store's log " + path_.string(), errno);
@@ -133,7 +133,7 @@ void Log::read(const std::string& content) {
     check_input(whole, "the store's log {} is damaged at byte {}", path_.string(), at);
     try {
       apply(decode(payload));
-    } catch (const BadInput& error) {  // intact, but not a record that a store writes
+    } catch (const BadInput& error) {  // intact, but not a valid record
       throw BadInput(formatted("the store's log {} is damaged at byte {} ({})", path_.string(), at,
                                error.what()));
     }

@@ -45,7 +45,7 @@ class Log {
 
   // Records the current value of `key` in the table, or that it has none.
   void note_key(std::string_view key);
-  // Records a reply that the sessions now remember.
+  // Records a reply that the sessions have just stored.
   void note_reply(std::string_view session, const Message& reply);
   // Writes the recorded changes and waits for the disk. Throws SystemError if the write fails: the
   // changes may be lost, so the server must not send any more replies.

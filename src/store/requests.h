@@ -31,13 +31,13 @@ struct ParkedRequest {
   Deadline deadline = Deadline::never();
 };
 
-// The first two limits apply to each connection, the last one to all connections together.
+// The first two limits are per connection; the last one is for all connections together.
 inline constexpr std::size_t max_parked = 4096;
 inline constexpr std::size_t max_parked_bytes = 32 << 20;
 inline constexpr std::size_t max_parked_bytes_of_all = 256 << 20;
 
-// Each parked request is filed under one of its missing keys and checked again only when that key
-// is written: then it is ready, or it is filed under the next missing key.
+// Each parked request is stored under one of its missing keys, and checked again only when that key
+// is written: it is then ready, or it is stored under its next missing key.
 class ParkedRequests {
  public:
   void add(ParkedRequest parked, const Table& table);

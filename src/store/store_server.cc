@@ -84,11 +84,11 @@ Deadline timeout_of(const store::Message& request) {
 //
 // Once the thread runs, it owns all members except `stopping_`, `ended_` and `wake_`.
 //
-// Bounds: at most max_unproven connections are unproven, and each of them holds the bytes of one
-// handshake for at most handshake_timeout. From a proven connection no request is read or answered
-// while much of its output is unsent, and at most max_parked of its requests wait. All connections
-// together hold at most max_bytes in values, the same amount in incomplete requests, and
-// max_parked_bytes_of_all in waiting requests.
+// Bounds: at most max_unproven connections are not authenticated, and each of these holds the bytes
+// of one handshake for at most handshake_timeout. At most max_parked requests of an authenticated
+// connection wait, and its requests are not read or answered while much of its output is unsent.
+// All connections together hold at most max_bytes in values, the same amount in incomplete
+// requests, and max_parked_bytes_of_all in waiting requests.
 class StoreServer::Loop {
  public:
   Loop(StoreServerOptions options, sys::FileDescriptor listener)
@@ -211,8 +211,8 @@ class StoreServer::Loop {
     drop_one_unproven();
   }
 
-  // Closes a random connection of the address with the most unproven connections, so that a flood
-  // from one address displaces only its own connections. The choice is random because no rule
+  // Closes a random connection of the address with the most unauthenticated connections, so that a
+  // flood from one address displaces only its own connections. The choice is random because no rule
   // identifies the honest clients: if the server closed the oldest connections, distant peers would
   // never be in time to answer; if it kept the oldest, peers that never answer would stay.
   void drop_one_unproven() {

@@ -44,11 +44,10 @@ struct Unmap {
 };
 using MappedMemory = std::unique_ptr<std::byte, Unmap>;
 
-// Descriptors that a child inherits under a high number, which shells and scripts do not use
-// themselves.
+// Descriptors with high numbers, which shells and scripts do not use, for children to inherit.
 
-// Returns a close-on-exec copy of `descriptor` with a number of at least 100; if the limit of open
-// files is too low for that, of at least 20 or 3. Throws SystemError if every descriptor is taken.
+// Returns a close-on-exec copy of `descriptor` whose number is at least 100. If the limit of open
+// files is too low, tries at least 20, then 3. Throws SystemError if every descriptor is taken.
 [[nodiscard]] FileDescriptor with_high_number(const FileDescriptor& descriptor);
 
 // The limit of open files of this process.

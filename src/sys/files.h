@@ -59,8 +59,8 @@ class AtomicFile {
 
   // Writes a whole file and commits it.
   static void write(const std::filesystem::path& path, std::string_view text);
-  // Same, without waiting for the disk: atomic for readers, and if this process is killed, but not
-  // durable after a power failure.
+  // Like write(), but does not wait for the disk: atomic for readers, also if this process is
+  // killed, but not durable after a power failure.
   static void write_for_now(const std::filesystem::path& path, std::string_view text,
                             mode_t mode = 0666);
 

@@ -46,7 +46,7 @@ enum class PageSize { usual, huge };
 [[nodiscard]] std::shared_ptr<void> private_pages(std::size_t bytes,
                                                   PageSize size = PageSize::usual);
 
-// True if this build has a sanitizer that replaces malloc and so watches only blocks from malloc.
+// True if this build has a sanitizer that replaces malloc: it only checks blocks from malloc.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool malloc_is_watched = true;
 #elif defined(__has_feature)

@@ -59,8 +59,8 @@ template <typename T, typename... Arguments>
                             DeleteUnlessCopy());
 }
 
-// Moves members away so that they are never destroyed; for the destructor of an object that is
-// itself a copy.
+// Moves members into memory that is never freed, so that they are never destroyed. For destructors
+// that run in a forked child (is_copy_of_parent()).
 template <typename... Members>
 void leave_undestroyed(Members&&... members) {
   auto kept = std::make_unique<std::tuple<Members...>>(std::forward<Members>(members)...);

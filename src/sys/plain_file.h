@@ -1,5 +1,5 @@
-// A file that the user named, opened for reading. All readers of data, checkpoints, settings and
-// records use this class.
+// A file that the user has named, opened for reading. All readers of data, checkpoints, settings
+// and records use this class.
 #pragma once
 
 #include "sys/file_descriptor.h"
@@ -25,18 +25,18 @@ class PlainFile {
   // Returns the size at opening; 0 for files that the kernel generates on reading (/proc).
   [[nodiscard]] std::uint64_t size() const { return size_; }
 
-  // Fills `bytes` from the position where the last call ended. Returns the number of bytes read,
+  // Fills `bytes` from the position at which the last call ended. Returns the number of bytes read,
   // which is smaller than requested only at the end of the file.
   std::size_t read(std::span<std::byte> bytes);
 
-  // Same from `offset` on; independent of read(). Thread-safe.
+  // Like read(), but from `offset` and independent of the position. Thread-safe.
   std::size_t read_at(std::uint64_t offset, std::span<std::byte> bytes) const;
 
   // Returns the open descriptor for system calls.
   [[nodiscard]] int descriptor() const { return file_.get(); }
 
-  // Returns a text that is equal if several processes, also of several hosts, have opened the same
-  // file, and different for copies. Throws SystemError.
+  // Returns a text that identifies the file: equal in all processes, on all hosts, that opened the
+  // same file, and different for a copy of the file. Throws SystemError.
   [[nodiscard]] std::string identity() const;
 
   // Gives up the descriptor, for a reader with its own buffers. Nothing must have been read yet.

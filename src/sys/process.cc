@@ -31,8 +31,8 @@ constexpr const char* steps[] = {
     "cannot redirect its streams", "cannot limit its open files", "cannot execute it"};
 enum Step : int { session, parent_death, streams, limits, execution };
 
-// Everything the child needs, prepared before the fork: after it, only async-signal-safe calls are
-// allowed.
+// Everything that the child needs, prepared before the fork: after the fork, only async-signal-safe
+// calls are allowed.
 struct Prepared {
   explicit Prepared(const Command& command) : command(command), parent(::getpid()) {
     for (const std::string& argument : command.arguments)
@@ -66,8 +66,8 @@ void reset_signals() {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-// Moves the sources away from 0, 1 and 2 first, so that no redirection overwrites the source of
-// another.
+// First moves the sources to numbers above 2, so that no redirection overwrites the source of
+// another one.
 bool redirect(const Command& command) {
   int sources[3] = {command.input, command.output, command.error};
   for (int& source : sources)

@@ -26,7 +26,7 @@ struct ProcessStat {
 // Returns std::nullopt if the process has ended or is hidden from this user.
 [[nodiscard]] std::optional<ProcessStat> read_process_stat(int pid);
 
-// The identity of a rank's process, with which other processes on the host can query its state.
+// The state of a rank's process, which other processes on the host can query by its identity.
 enum class ProcessState { unknown, runs, stopped, ended };  // unknown: on another host
 
 // Returns the identity of the host and pid namespace. Processes with the same host and namespace

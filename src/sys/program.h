@@ -1,5 +1,5 @@
-// The command lines of our programs, how they report a failure, and their exit codes. 0: done.
-// 1: it failed, and a line on standard error says why. 2: the command line makes no sense.
+// The command lines of our programs, how the programs report a failure, and their exit codes. 0:
+// success. 1: failure; a line on standard error gives the reason. 2: invalid command line.
 #pragma once
 
 #include "base/format.h"
@@ -21,57 +21,57 @@
 
 namespace lockstep {
 
-// A command line that cannot be meant. Programs end with exit code 2 after it.
+// An invalid command line. Programs then exit with code 2.
 class UsageError : public BadInput {
   using BadInput::BadInput;
 };
 inline constexpr int usage_exit_code = 2;
 
-// The options of one command: declared once; read, checked and listed by --help from one table. All
-// programs take their command lines by it, so that the same mistake gets the same words everywhere.
+// The options of one command: one table from which options are parsed, checked and listed by
+// --help. All programs use this class, so that equal mistakes get equal messages.
 //
 //   int ranks = 1;
 //   CommandOptions options("lockstep run", "[OPTIONS] PROGRAM [ARGUMENTS...]", about);
 //   options.add({"ranks", "N", "Number of ranks", "1", 'n'}, whole_number(ranks, 1, 10'000));
 //   if (options.read(words) == CommandOptions::Request::help) ...
 //
-// --name VALUE, --name=VALUE, -n VALUE and -nVALUE are the same; a flag is --name, or
-// --name=false to take it back. `--` ends the options. --help (-h) and --version (-V) are there
-// without being declared, and what follows them is not looked at.
+// --name VALUE, --name=VALUE, -n VALUE and -nVALUE are equivalent; a flag is --name, or
+// --name=false to unset it. `--` ends the options. --help (-h) and --version (-V) are always
+// defined; arguments after them are ignored.
 class CommandOptions {
  public:
-  // Takes the text of a value ("true" or "false" of a flag). Throws BadInput that leaves out the
-  // option's name: "expected ..., found '...'".
+  // Parses the text of a value ("true" or "false" for a flag). Throws BadInput without the option's
+  // name: "expected ..., found '...'".
   using Take = std::function<void(const std::string& text)>;
 
   struct Option {
     std::string name;            // "ranks": --ranks
-    std::string value;           // how --help calls its value: "N"; empty: a flag
+    std::string value;           // the name of its value in --help: "N"; empty: a flag
     std::string help;            // empty: the option is not listed
-    std::string standard = {};   // the value without it, for --help
+    std::string standard = {};   // the default value, for --help
     char letter = 0;             // 'n': also -n
-    std::string flag_word = {};  // of a flag: a word that may follow it as its value
-    std::string group = {};      // the heading below which --help lists it; empty: "Options"
-    std::vector<std::string> synonyms = {};  // names of other programs, which are suggestions alone
+    std::string flag_word = {};  // a word that may follow a flag as its value
+    std::string group = {};      // the heading in --help; empty: "Options"
+    std::vector<std::string> synonyms = {};  // names in other programs, only for suggestions
   };
 
-  // Words that are no options.
+  // Words that are not options.
   enum class Words { refused, allowed, begin_a_program };
   enum class Request { go_on, help, version };
 
   // `command` is the command as typed: "lockstep run". `usage` follows it in the first line of
-  // help(). `about` is the paragraph below, in lines that are already short enough.
+  // help(). `about` is the paragraph below, already broken into lines.
   CommandOptions(std::string command, std::string usage, std::string about,
                  Words words = Words::refused);
 
   void add(Option option, Take take);
 
-  // Reads all words, then hands the values over in the order in which they were given. Throws
-  // UsageError in one line.
+  // Parses all words, then passes the values to the options' Take functions in the order of the
+  // words. Throws UsageError with a one-line message.
   [[nodiscard]] Request read(std::span<const std::string> words);
 
-  // After read(): those that are no options; with begin_a_program the first of them and all behind
-  // it, whatever they look like.
+  // Returns, after read(), the words that are not options; with begin_a_program, the first such
+  // word and all words after it.
   [[nodiscard]] const std::vector<std::string>& words() const { return words_; }
 
   [[nodiscard]] std::string help() const;
@@ -98,8 +98,8 @@ class CommandOptions {
   std::vector<std::string> words_;
 };
 
-// The kinds of options. Each function returns a Take that sets `target`, which must outlive the
-// reading.
+// The kinds of options. Each function returns a Take that sets `target`, which must exist until
+// read() returns.
 [[nodiscard]] CommandOptions::Take text_into(std::string& target);
 [[nodiscard]] CommandOptions::Take flag_into(bool& target);
 [[nodiscard]] CommandOptions::Take word_into(std::string& target,
@@ -107,10 +107,10 @@ class CommandOptions {
 // Several words, separated by commas.
 [[nodiscard]] CommandOptions::Take words_into(std::vector<std::string>& target,
                                               std::span<const std::string_view> known);
-// For each of several.
+// Calls `take` for each of several words that are separated by commas.
 [[nodiscard]] CommandOptions::Take each_of(std::function<void(const std::string& text)> take);
 
-// The number, or BadInput that says which were expected.
+// Returns the number; throws BadInput if the text is not a number from `least` to `most`.
 [[nodiscard]] std::int64_t checked_number(const std::string& text, std::int64_t least,
                                           std::int64_t most);
 
@@ -125,7 +125,7 @@ template <std::integral Number>
 // A time, 0 or longer: "10", "2.5s", "1m".
 [[nodiscard]] CommandOptions::Take duration_into(Duration& target);
 
-// The value among `known` that the text names.
+// A value of `known`, given by its name.
 template <class Value>
 [[nodiscard]] CommandOptions::Take choice_into(
     Value& target, std::initializer_list<std::pair<std::string_view, Value>> known) {
@@ -148,7 +148,8 @@ int complain(std::string_view command, std::string_view what, int code);
 // Runs the body of a program; converts an exception to a line on standard error and an exit code.
 [[nodiscard]] int run_program(std::string_view command, const std::function<int()>& body);
 
-// Prints what was asked for, and gives the exit code; nothing when the command has to go on.
+// Prints the help or the version if `request` asks for it, and returns the exit code; std::nullopt
+// if the program should continue.
 [[nodiscard]] std::optional<int> answer(CommandOptions::Request request,
                                         const CommandOptions& options);
 
@@ -156,7 +157,7 @@ int complain(std::string_view command, std::string_view what, int code);
 // lost result must not look like success.
 void write_out(std::string_view text);
 
-// "lockstep 0.1.0". Returns 0.
+// Prints "lockstep 0.1.0". Returns 0.
 int print_version();
 
 }  // namespace sys

@@ -33,7 +33,7 @@ void copy_by_16_bytes(std::byte* to, const std::byte* from, std::size_t bytes) n
   _mm_sfence();  // streaming writes are not ordered with other writes
 }
 
-// Writes a whole cache line at a time, so that no half of a line waits for the other.
+// Writes a whole cache line at a time; a half line would wait for its other half.
 __attribute__((target("avx512f"))) void copy_by_64_bytes(std::byte* to, const std::byte* from,
                                                          std::size_t bytes) noexcept {
   for (const std::byte* const end = from + bytes; from != end; from += line_bytes) {

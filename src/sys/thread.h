@@ -1,5 +1,6 @@
-// A thread of the library. No signals are delivered to it, because they belong to the program. In a
-// forked child, where the thread does not run, its copy does not join it.
+// A thread of the library. All signals are blocked in the thread, so that threads of the program
+// handle them. In a forked child the thread does not exist, so a copy of the object does not join
+// it.
 #pragma once
 
 #include "sys/own_process.h"
@@ -38,9 +39,9 @@ class Thread {
   std::thread thread_;
 };
 
-// Runs `action` on such a thread and waits for it. Threads that a third-party library starts in
-// `action` then do not receive signals either, while the calling thread can still be interrupted.
-// Rethrows exceptions of `action`.
+// Runs `action` on a Thread and waits for its end. Threads that a third-party library starts in
+// `action` therefore do not receive signals either, while the calling thread can still be
+// interrupted. Rethrows exceptions of `action`.
 void run_without_signals(const std::function<void()>& action);
 
 // Work that may block for too long, such as a call to a store whose server is stopped.
@@ -66,7 +67,7 @@ class TaskQueue {
   bool end(Duration limit);
 
  private:
-  // Owned by the thread as well, because it may outlive the queue.
+  // Also owned by the thread, because the thread may outlive the queue.
   struct State {
     std::mutex mutex;
     std::condition_variable changed;

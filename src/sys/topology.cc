@@ -160,8 +160,9 @@ std::optional<std::string> own_folder(const fs::path& root, bool version_2,
   return std::nullopt;
 }
 
-// Returns the folders from this process's control group up to the mount point. A container may see
-// a folder name of the host: then only the mount point exists.
+// Returns the folders from this process's control group up to the mount point. In a container,
+// /proc/self/cgroup may name a folder that exists on the host only; then returns only the mount
+// point.
 std::vector<fs::path> levels(const fs::path& root, const Mount& mount,
                              std::string_view controller) {
   auto folder = own_folder(root, mount.version_2, controller);

@@ -13,8 +13,7 @@
 
 namespace lockstep::train {
 
-// Throws BadInput if this process does not see the device of this name; every process has "" and
-// "cpu", for which no device is looked for.
+// Throws BadInput if this process cannot see the device of this name. Always accepts "" and "cpu".
 void check_device(const std::string& device);
 // Checks Options::device. Also throws BadInput if it is not the CPU and the options work only
 // there.

@@ -73,7 +73,7 @@ Evaluation evaluate_until(const std::function<bool()>& stops, Group& group, std:
 Evaluation evaluate_parts(Group& group, std::int64_t samples, std::int64_t parts, bool in_step,
                           const Measure& measure, const std::function<bool()>& stops) {
   at::NoGradGuard no_gradients;
-  // The last one counts ranks that stopped.
+  // The last element counts the ranks that stopped.
   std::vector<Totals> totals(static_cast<std::size_t>(parts + 1));
   const auto measured = [&](std::int64_t part) {
     std::vector<std::size_t> numbers;
@@ -116,7 +116,7 @@ Best best_in(const std::filesystem::path& file, const checkpoint::Metadata& basi
     auto val_loss = parse_number(metadata["val_loss"]);
     auto step = parse_integer(metadata["step"]);
     if (val_loss && step) return {.val_loss = *val_loss, .step = *step};
-  } catch (const Error&) {  // a file that nothing can be read from is no model
+  } catch (const Error&) {  // an unreadable file is not a model
   }
   return {};
 }

@@ -56,9 +56,8 @@ std::string rows_until(const std::filesystem::path& path, std::int64_t step) {
   return kept;
 }
 
-// Returns the end of the last row up to that step if it is near the end of the file; all earlier
-// rows are up to that step too. A long run that is restarted often must not read all of its rows
-// each time.
+// Returns the end of the last row whose step is at most `step`, if it is near the end of the file.
+// A long run that is restarted often must not read all of its rows each time.
 std::optional<off_t> end_of_rows(const std::filesystem::path& path, std::int64_t step) {
   constexpr std::int64_t most_of_the_end = 64 << 10;
   if (!std::filesystem::is_regular_file(path)) return std::nullopt;  // a pipe would block

@@ -82,9 +82,8 @@ struct RunFacts {
   // A run of the same kind, on the same number of ranks, restores the per-rank state of a
   // checkpoint; another run restores the model only. Empty: there is no per-rank state.
   std::string kind = {};
-  // Fields below are set by attach().
-  // Ranks that draw the same random numbers have the same stream; all others have different
-  // streams.
+  // attach() sets the fields below. Ranks that must draw the same random numbers have the same
+  // stream number; other ranks have different ones.
   int random_stream = 0;
   // True if ranks call the model equally often, because they compute it together or shard it.
   bool in_step = false;

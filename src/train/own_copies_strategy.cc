@@ -142,7 +142,7 @@ class OuterUpdates final : public Copies {
       whole.emplace(std::string(of_outer) + name, tensor);
     diloco_.load_state(whole);
   }
-  void begin_at(std::int64_t) override {}  // its steps count from the run in which it began
+  void begin_at(std::int64_t) override {}  // counts steps from its own start
   Handle& handle() override { return diloco_; }
   [[nodiscard]] std::int64_t bytes_given() override { return diloco_.bytes_sent(); }
 

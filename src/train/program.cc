@@ -31,7 +31,7 @@ namespace {
 constexpr int failure = 1;
 constexpr int by_signal = 128;  // plus the signal's number, as in a shell
 
-// Errors that every restart would meet again end the run in any case (src/elastic/rounds.h).
+// Errors that would occur again after every restart end the run in any case (src/elastic/rounds.h).
 constexpr int elastic_restarts = 1'000'000;
 constexpr auto elastic_hung_after = std::chrono::seconds(30);
 
@@ -93,7 +93,7 @@ int be_a_rank(const RankProgram& program) {
   }
 }
 
-// A device that is not there will not be there after a restart.
+// A missing device is still missing after a restart.
 void check_device_of(const RankProgram& program) {
   try {
     check_device(program.device);

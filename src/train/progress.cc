@@ -29,7 +29,7 @@ constexpr int most_columns = 10'000;
 constexpr const char* bright = "\033[36m";
 constexpr const char* ordinary = "\033[0m";
 const std::string between = "  ";
-constexpr int rank_of_bar = 4;  // its rank among the figures
+constexpr int rank_of_bar = 4;  // its priority among the figures
 constexpr int no_bar = -1;
 constexpr std::size_t least_bar = 10;
 constexpr std::size_t most_bar = 32;
@@ -71,8 +71,8 @@ std::string left_text(const MetricsRow& row) {
   return row.seconds_left ? duration_text(*row.seconds_left) + " left" : std::string();
 }
 
-// Marks figures as shown, in the order of their rank, until one does not fit; the last column stays
-// free. Returns the columns of the bar, or 0 without a bar.
+// Marks figures as shown, in the order of their priority, until one does not fit; the last column
+// stays free. Returns the columns of the bar, or 0 without a bar.
 std::size_t fit(std::span<Figure> figures, int columns, int bars_rank) {
   auto room = static_cast<std::size_t>(std::max(0, columns - 1));
   std::size_t used = 0, bar = 0;
@@ -145,7 +145,8 @@ std::string progress_text(const MetricsRow& row) {
 
 std::string progress_line(const MetricsRow& row, LineLook look) {
   double share = row.steps > 0 ? static_cast<double>(row.step) / static_cast<double>(row.steps) : 0;
-  // In the order of the line; the number is the rank in which figures are fitted.
+  // In the order of the line. The number is the priority: figures with lower numbers are fitted
+  // first.
   std::array<Figure, 7> figures{{{formatted("{:3}%", static_cast<int>(share * 100)), 0},
                                  {formatted("{}/{}", row.step, row.steps), 5},
                                  {"loss " + loss_text(row.loss), 1},

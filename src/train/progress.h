@@ -44,8 +44,8 @@ struct LineLook {
 // TERM is dumb.
 [[nodiscard]] std::optional<std::string> terminal_of(std::FILE* stream);
 [[nodiscard]] bool is_terminal(std::FILE* stream);
-// Returns the current number of columns: COLUMNS if it is set, otherwise that of the stream's
-// terminal or of the one that LOCKSTEP_TERMINAL names, otherwise 80.
+// Returns the current number of columns: COLUMNS if it is set, otherwise the width of the stream's
+// terminal or of the terminal that LOCKSTEP_TERMINAL names, otherwise 80.
 [[nodiscard]] int terminal_columns(std::FILE* stream);
 // Returns false if NO_COLOR is set to a non-empty value (no-color.org).
 [[nodiscard]] bool wants_colours();

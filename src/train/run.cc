@@ -49,7 +49,7 @@ Run::Run(const Configuration& configuration, Group world, TrainedModel& model, c
       model_(model),
       scaler_({.enabled = options_.sharding.compute_dtype == at::kHalf}) {
   if (options_.threads > 0) at::set_num_threads(options_.threads);
-  if (is_continued_) interrupt_.emplace();  // the last round's state is in memory
+  if (is_continued_) interrupt_.emplace();  // there is a state in memory to save
   std::optional<checkpoint::TrainingState> state = shared_state();
   begin(state);
   if (state) restore(*state);

@@ -97,8 +97,8 @@ class Run {
   void make_step();
   // Returns this step's batch, in the device's memory.
   [[nodiscard]] Batch take_batch();
-  // Reads the next step's batch and begins to copy it to the device. Does nothing on the CPU, which
-  // would read it instead of computing.
+  // Reads the next step's batch and begins to copy it to the device. Does nothing if the device is
+  // the CPU: reading ahead would take cores from the computation.
   void send_next_batch();
   void begin(const std::optional<checkpoint::TrainingState>& state);
   void attach();

@@ -317,8 +317,8 @@ void RunFolder::remove_runs() {
   notices_.push_back(formatted("--overwrite: removed from {}: {}", path_.string(), join(names)));
 }
 
-// Moves the newest first, and rows of metrics last: if the run is killed in between, a plain
-// --resume continues from the rest.
+// Moves the newest files first, and rows of metrics last: if the run is killed in between, a plain
+// --resume continues from the remaining files.
 void RunFolder::set_aside_newer(std::int64_t step) {
   const std::string why = "the run goes on from an older checkpoint";
   std::vector<fs::path> folders = checkpoint::list_checkpoints(path_);

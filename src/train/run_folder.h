@@ -30,16 +30,17 @@ class RunFolder {
   };
 
   // The configuration must outlive this object. Throws BadInput if a launcher's counts are not
-  // numbers. `round` is given in an elastic run. If an earlier round of it still holds the lock, on
-  // a host that was cut off, the lock is ignored: that round writes nothing here any more.
+  // numbers. `round` is given in an elastic run. If an earlier round of this run, on a host that
+  // was cut off, still holds the lock, the lock is ignored: that round no longer writes into the
+  // folder.
   explicit RunFolder(const Configuration& configuration,
                      const std::optional<RoundOfRun>& round = std::nullopt);
 
   // Returns the checkpoint to continue from, or std::nullopt if the run begins:
-  //   - resume, resume_from: the newest or the named checkpoint; BadInput if it does not exist;
+  //   - resume, resume_from: the newest or the named checkpoint; throws BadInput if it is missing;
   //   - a restart of the job that began the run, resume_auto: the newest one, if any;
   //   - overwrite: std::nullopt;
-  //   - otherwise: std::nullopt, or BadInput if a checkpoint or a model would be overwritten.
+  //   - otherwise: std::nullopt; throws BadInput if a checkpoint or a model would be overwritten.
   // Changes nothing except the lock.
   [[nodiscard]] std::optional<std::filesystem::path> find_checkpoint();
   // Makes the same checks without the lock, before any rank starts. Only throws BadInput.
@@ -54,8 +55,8 @@ class RunFolder {
     std::int64_t resumed_at = 0;  // step of the checkpoint; 0: the run begins
     bool repeats_row = false;     // write the row of that step again
     bool is_continued = false;    // an earlier round of this elastic run has opened the folder
-    // Called when the folder is reserved for this run but still unchanged. Any later file is then
-    // known to belong to this run.
+    // Called when the folder is reserved for this run but still unchanged, so that all later files
+    // are known to belong to this run.
     std::function<void()> is_taken = {};
   };
   // Makes the folder, writes config.toml and opens metrics.jsonl after step `resumed_at`. Files of

@@ -101,7 +101,7 @@ void Run::finish_well() {
     const std::string text = interruptible_sample(options_.sample);
     if (world_.is_root()) progress_.say(text);
   } catch (const Interrupted&) {
-    // The last line says that the run was stopped.
+    // Ignored: the last line says that the run was stopped.
   }
 }
 
@@ -187,7 +187,7 @@ void Run::make_up() {
 void Run::restore_best(const checkpoint::TrainingState& state) {
   std::optional<std::int64_t> batches;
   if (evaluator_->is_partial()) batches = options_.eval_batches;
-  // Steps after the checkpoint are repeated.
+  // A best model of a later step does not count: steps after the checkpoint are repeated.
   best_ = read_best(world_, folder_.best_file(), basis_of(data_fingerprint_, batches), state.step);
   auto measured = state.config.find("eval-batches");
   bool is_comparable = state.progress.at("data_fingerprint") == data_fingerprint_ &&
@@ -230,7 +230,7 @@ void Run::sample() {
     sample_ = interruptible_sample(options_.sample > 0 ? options_.sample : usual_sample);
     sampled_step_ = step_;
   } catch (const Interrupted&) {
-    // The row has no sample then.
+    // Interrupted: the row has no sample.
   }
   pace_.leave_out(began);
 }

@@ -162,7 +162,7 @@ void WorkerStrategy::meet(bool) {
 
 void WorkerStrategy::with_servers(const std::string& request, const std::function<void()>& both) {
   if (!world_.is_root()) return both();
-  std::exception_ptr failure;  // the servers have it too, and still answer
+  std::exception_ptr failure;  // the servers get it, too, and still answer
   worker_->request(request, [&] {
     try {
       both();
@@ -202,7 +202,7 @@ class ServedRun {
   // Serves until the last worker has left.
   void serve() {
     if (options_.threads > 0) at::set_num_threads(options_.threads);
-    share_failure(all_, "");  // until the workers have read their data
+    share_failure(all_, "");  // waits for the workers' data
     length_ = share_steps(all_, {});
     interrupt_.emplace();
     schedule_ = schedule_of(options_, length_);
@@ -237,7 +237,7 @@ class ServedRun {
 
   [[nodiscard]] std::int64_t workers() const { return all_.size() - server_count(options_); }
 
-  // A common failure reaches the workers, too, and they decide what becomes of the run.
+  // Workers get a common failure, too, and decide whether the run continues.
   void answer(std::string_view text, const std::vector<Part>& parts,
               torch::optim::Optimizer* optimizer) {
     try {
@@ -272,7 +272,7 @@ class ServedRun {
 
   const Options& options_;
   Group all_;
-  // When a signal comes, the workers end the run, and need the servers for that.
+  // Ignores signals: the workers end the run, and need the servers to do so.
   std::optional<Interrupt> interrupt_;
   RunLength length_;
   optim::Schedule schedule_;

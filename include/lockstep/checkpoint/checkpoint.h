@@ -76,8 +76,9 @@ struct SaveOptions {
   // dense; ranks may have different ones, or none.
   std::map<std::string, at::Tensor> own = {};
   // Called by rank 0 after everything is written and before the final rename. If it throws, the
-  // save fails and nothing has changed. For a folder that several hosts write into, one at a time,
-  // if one of them may be cut off and come back: if it is set, another host's lock is ignored.
+  // save fails and nothing has changed. Set it if hosts take turns to write into the folder and a
+  // host that was cut off may come back (an elastic run). If it is set, a lock of another host is
+  // ignored.
   std::function<void()> before_naming = {};
 };
 
@@ -118,8 +119,8 @@ struct LoadOptions {
 // returns the state that was saved beside them. Restores the random generators if as many ranks
 // load as saved (TrainingState::ranks); otherwise they are not changed.
 //
-// Checks everything before changing anything: each name, shape and dtype, and the checksums. Only
-// if the disk fails after that, the values of model and optimizer are undefined.
+// Checks everything before changing anything: each name, shape and dtype, and the checksums. If the
+// disk fails after that, the values of model and optimizer are undefined.
 TrainingState load(const std::filesystem::path& folder, Handle& handle,
                    torch::optim::Optimizer& optimizer, const LoadOptions& options = {});
 

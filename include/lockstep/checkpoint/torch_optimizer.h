@@ -12,7 +12,7 @@
 //
 // Supports Adam, AdamW, SGD, RMSprop and Adagrad of LibTorch, and those of lockstep::optim, for a
 // model that is whole in this process: sharded parameters, which fully_shard() passes to an
-// optimizer, are InvalidArgument. Not collective; the optimizer must not be used meanwhile.
+// optimizer, cause InvalidArgument. Not collective; the optimizer must not be used meanwhile.
 #pragma once
 
 #include <ATen/core/ivalue.h>

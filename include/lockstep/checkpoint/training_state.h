@@ -47,13 +47,12 @@ struct TrainingState {
 // Returns the name of a step's folder: "step-00000100".
 [[nodiscard]] std::string checkpoint_name(std::int64_t step);
 
-// Returns the checkpoint folders in `out`, oldest first. An `out` that does not exist has none; if
-// it cannot be read, throws SystemError, never returns an empty list. Throws BadInput, which names
-// the path, if something is named like a checkpoint but is not a folder (a link to a disk that is
-// not mounted).
+// Returns the checkpoint folders in `out`, oldest first. Returns an empty list if `out` does not
+// exist; throws SystemError if it cannot be read. Throws BadInput, which names the path, if
+// something is named like a checkpoint but is not a folder (a link to a disk that is not mounted).
 [[nodiscard]] std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& out);
-// Returns the last of them. Throws BadInput if there is no checkpoint but the file LATEST names
-// one.
+// Returns the newest checkpoint folder in `out`, if there is one. Throws BadInput if there is no
+// checkpoint but the file LATEST names one.
 [[nodiscard]] std::optional<std::filesystem::path> latest_checkpoint(
     const std::filesystem::path& out);
 

@@ -29,7 +29,7 @@ namespace lockstep {
 // bfloat16 and half if it works on streams (below) and InitOptions::float_sums is not set. All
 // other reductions, reduce_scatter, and sums in half precision on other backends (accumulated in
 // float) are composed of its allgather (small tensors), alltoall_base and gather. All other
-// collectives move bytes (broadcast, allgather, gather, scatter, alltoall_base, send, recv,
+// collectives only move bytes (broadcast, allgather, gather, scatter, alltoall_base, send, recv,
 // barrier).
 //
 // Device tensors are passed as they are; the current stream of the calling thread is ordered after
@@ -39,9 +39,9 @@ namespace lockstep {
 //
 // InitOptions::c10d_streams says that the backend works on streams as NCCL's does: an operation
 // returns when it is enqueued, c10d::Work::synchronize() makes the current stream wait for it
-// without blocking the host, and isCompleted() and exception() tell its end. Then the posting
-// thread calls the backend, and Lockstep copies tensors of the host to the rank's device and back.
-// Without it the backend may block: a thread of the group calls it and waits for each operation.
+// without blocking the host, and isCompleted() and exception() report its end. The posting thread
+// then calls the backend, and Lockstep copies host tensors to the rank's device and back. Without
+// c10d_streams the backend may block: a thread of the group calls it and waits for each operation.
 using MakeC10dBackend = std::function<c10::intrusive_ptr<c10d::Backend>(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Duration timeout)>;
 

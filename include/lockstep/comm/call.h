@@ -1,5 +1,5 @@
-// One call of a group: the operation, the type of its elements, its number, and CallInfo, which has
-// all of it. Needs no LibTorch; Call (backend.h) adds the tensors.
+// CallInfo describes one call of a group: the operation, the element type, the number of the call,
+// and more. Needs no LibTorch; Call (backend.h) adds the tensors.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -21,7 +21,7 @@ namespace lockstep {
 // only; band, bor and bxor take integers and bool.
 enum class Op : std::uint8_t { sum, average, product, min, max, band, bor, bxor };
 
-// The calls that a group knows; the names are those of Group's methods.
+// The calls of a group, named like Group's methods.
 enum class Collective : std::uint8_t {
   all_reduce,
   reduce,
@@ -47,7 +47,7 @@ enum class Collective : std::uint8_t {
   return collective == Collective::reduce || collective == Collective::broadcast ||
          collective == Collective::gather || collective == Collective::scatter;
 }
-// An input has a part for each rank, and a rank gets nothing but its own.
+// Returns true if the input has one part per rank and each rank receives only its own part.
 [[nodiscard]] constexpr bool gives_each_its_part(Collective collective) {
   return collective == Collective::reduce_scatter || collective == Collective::all_to_all ||
          collective == Collective::scatter;
@@ -56,8 +56,8 @@ enum class Collective : std::uint8_t {
   return collective == Collective::send || collective == Collective::recv;
 }
 
-// The type of an element, without LibTorch: one that can be summed, or so many bytes that can only
-// be moved.
+// The type of an element, without LibTorch: a type that reductions can combine, or one whose bytes
+// can only be moved.
 enum class DType : std::uint8_t {
   float64,
   float32,
@@ -71,7 +71,7 @@ enum class DType : std::uint8_t {
   boolean,
   complex64,
   complex128,
-  uint16,  // this and all that follow are moved, never combined
+  uint16,  // this and all following types can only be moved
   uint32,
   uint64,
   complex32,
@@ -108,8 +108,8 @@ struct ChannelKey {
   int destination = -1;
 
   [[nodiscard]] constexpr bool is_collective() const { return source < 0; }
-  // Among the channels of `rank`: 0 the collectives, then for each peer the messages to it and
-  // those from it.
+  // Returns the index of the channel on `rank`: 0 for the collectives; then, for each peer, one
+  // index for messages to it and one for messages from it.
   [[nodiscard]] constexpr std::size_t index_at(int rank) const {
     if (is_collective()) return 0;
     return source == rank ? 1 + 2 * static_cast<std::size_t>(destination)
@@ -125,30 +125,32 @@ struct CallId {
   friend auto operator<=>(const CallId&, const CallId&) = default;
 };
 
-// The channel of a call of rank `rank`; `root` is the peer of a message.
+// Returns the channel of a call that `rank` makes; for a message, `root` is the peer.
 [[nodiscard]] constexpr ChannelKey channel_of(Collective collective, int root, int rank) {
   if (collective == Collective::send) return {rank, root};
   if (collective == Collective::recv) return {root, rank};
   return {};
 }
 
-// One call as a rank posts it, without its tensors. Counts and tag are the caller's and live only
-// during the post. GroupState fills it once; the flight recorder and the backends read it.
+// One call as a rank posts it, without its tensors. Counts and tag refer to the caller's memory and
+// are valid only during the post. GroupState fills it once; the flight recorder and the backends
+// read it.
 struct CallInfo {
   Collective collective = Collective::barrier;
   Op op = Op::sum;
   int root = -1;  // root of a rooted operation; the peer of send and recv
-  // Type and elements of the tensor whose size all ranks agree on: the output of all_gather,
-  // scatter and recv, the input of the other operations. None and 0 for a barrier.
+  // Type and number of elements of the tensor whose size is equal on all ranks: the output of
+  // all_gather, scatter and recv, the input of the other operations. std::nullopt and 0 for a
+  // barrier.
   std::optional<DType> dtype;
   std::int64_t elements = 0;
-  // Elements for (all_to_all, scatter) or from every rank. Empty: parts are equal.
+  // Number of elements for or from each rank. Empty: parts are equal.
   std::span<const std::int64_t> input_counts;
   std::span<const std::int64_t> output_counts;
   std::string_view tag;  // names the bucket or unit; ranks that give different tags are a Mismatch
   Duration timeout{};    // of the wait
   std::source_location where;
-  CallId id;  // given by the group; a post that throws does not count
+  CallId id;  // assigned by the group; a post that throws is not counted
 
   [[nodiscard]] bool is_uneven() const { return !input_counts.empty() || !output_counts.empty(); }
 };

@@ -13,14 +13,14 @@ namespace lockstep {
 class Group;
 
 // Returns the device that the last init() of this process chose (InitOptions::device): a GPU with
-// its number, or the CPU. The CPU before init(). Any thread.
+// its number, or the CPU. Before init(), returns the CPU. Thread-safe.
 [[nodiscard]] c10::Device device();
 
-// Returns true if the collectives of `group` are kernels on streams of device(): those of nccl, and
-// those of your own c10d backend if InitOptions::c10d_streams says so. Work::wait() then orders the
-// current stream, tensors in host memory are copied to the device and back, and a thread that calls
-// collectives of another group beside training may block both. Returns false for the other
-// backends, which work in host memory, and for a group of one rank.
+// Returns true if the collectives of `group` run on streams of device(): with the backend nccl, and
+// with your own c10d backend if InitOptions::c10d_streams is set. Work::wait() then orders the
+// current stream, tensors in host memory are copied to the device and back, and if a second thread
+// calls collectives of another group during training, both may deadlock. Returns false for the
+// other backends, which work in host memory, and for a group of one rank.
 [[nodiscard]] bool has_streams(const Group& group);
 
 // Collective; blocks. Returns a group of the same ranks for tensors in host memory. Its collectives

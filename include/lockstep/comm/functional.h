@@ -1,10 +1,11 @@
-// Collectives as differentiable functions: each takes a tensor, leaves it alone, returns a new
-// contiguous one when it is complete, and runs its conjugate during backward().
+// Collectives as differentiable functions: each takes a tensor, does not change it, blocks until
+// the result is complete, returns it as a new contiguous tensor, and runs the conjugate collective
+// during backward().
 //
-// Which gradient. Rank r calls backward() on its own scalar L_r. Two conventions are in use:
+// Rank r calls backward() on its own scalar loss L_r. There are two conventions for gradients:
 //
-//   Summed losses: the objective is L_0 + ... + L_{n-1} and every rank's tensor is a variable of
-//   its own. A gradient is the derivative of that sum, so the backward of a collective is its
+//   Summed losses: the objective is L_0 + ... + L_{n-1} and every rank's tensor is a separate
+//   variable. Gradients are derivatives of that sum, so the backward of a collective is its
 //   transpose, as in torch.distributed.nn.functional:
 //
 //     forward                       backward
@@ -17,41 +18,43 @@
 //     broadcast                     reduce to the root; zeros on the others
 //     reduce                        broadcast from the root
 //
-//   One replicated loss: all ranks compute the same L from the same activations, it counts once,
-//   and a replicated tensor is one variable whose gradient is the same on every rank. The two ends
-//   of a tensor-parallel region then are the conjugates f and g of Megatron-LM (Shoeybi et al.,
+//   One replicated loss: all ranks compute the same L from the same activations, L counts once, and
+//   a replicated tensor is one variable whose gradient is the same on every rank. The two ends of a
+//   tensor-parallel region are then the conjugates f and g of Megatron-LM (Shoeybi et al.,
 //   arXiv:1909.08053, section 3):
 //
 //     copy_to (f)                   identity; all_reduce sum
 //     reduce_from (g)               all_reduce sum; identity
 //
-//   all_gather and reduce_scatter are right under both where the other side of the region is
-//   sharded, as in sequence parallelism (Korthikanti et al., arXiv:2205.05198). all_reduce in the
-//   place of reduce_from would make the gradients of a replicated loss n times too large.
+//   all_gather and reduce_scatter are correct under both conventions if the other side of the
+//   region is sharded, as in sequence parallelism (Korthikanti et al., arXiv:2205.05198).
+//   all_reduce in place of reduce_from would make the gradients of a replicated loss n times too
+//   large.
 //
 // Every function may be differentiated twice; copy_to and reduce_from are each other's backward.
-// Complex numbers follow PyTorch's convention for gradients. Nothing that the backward of a sum, an
-// average or a move needs is saved; min and max keep input and result, product its input (and
-// gathers all ranks' inputs in backward()).
+// Complex numbers follow PyTorch's convention for gradients. Sums, averages and moves save no
+// tensors for backward; min and max save input and result; product saves its input and gathers all
+// ranks' inputs in backward().
 //
-// Backward is collective too. A result is recorded for backward when grad mode is on and the input
-// requires grad, and both must be the same on all ranks: a difference is a Mismatch of the
-// forward, because the calls' tags then differ (copy_to sends nothing there, so a difference is
-// noticed in backward()). A rank that has only a placeholder, as for broadcast, gives it
-// requires_grad_(). Then
+// Backward is collective too. A result is recorded for backward if grad mode is on and the input
+// requires grad. Both must be equal on all ranks; otherwise the forward call throws Mismatch,
+// because the calls' tags differ (copy_to sends nothing in forward, so its backward() throws). A
+// rank that passes only a placeholder, as for broadcast, must call requires_grad_() on it. If a
+// result is recorded,
 //
 //   - every rank must call backward() on a loss that depends on the same results. A rank whose loss
 //     does not use a result adds it with with_backward_of(); otherwise the other ranks wait until
 //     their deadline and throw Timeout, which names that rank;
-//   - autograd's engine runs CPU nodes of one graph in the reverse order of their creation in a
-//     thread, whatever lies between them, so ranks whose forward calls come in the same order have
-//     their backward calls in the same order too, even when their own graphs differ. That does not
-//     hold between nodes made in several threads, or on several devices;
-//   - hooks that post collectives, such as DistributedDataParallel's, run where the local graph
-//     puts them: give them a group of their own (split()) when the ranks' graphs differ.
+//   - autograd runs the CPU nodes of one graph in the reverse order of their creation in a thread.
+//     So if all ranks make their forward calls in the same order, their backward calls have the
+//     same order too, even if the rest of their graphs differs. This does not hold for nodes that
+//     were made in several threads or on several devices;
+//   - hooks that post collectives, such as DistributedDataParallel's, run at a time that depends on
+//     the local graph: if the ranks' graphs differ, give such hooks a separate group (split()).
 //
-// A call of backward() is named in messages as "backward of TAG" (of all_reduce, ... without a
-// tag), at the place of the forward call. Blocking; errors as Group's. A dim may be negative.
+// Messages name a backward call "backward of TAG" ("backward of all_reduce" without a tag), with
+// the call site of the forward call. All functions block and throw the errors of Group. Dims may be
+// negative.
 #pragma once
 
 #include <lockstep/comm/call.h>
@@ -66,23 +69,24 @@
 
 namespace lockstep {
 
-// The combination of all ranks' inputs, on every rank. Bitwise operations have no gradient, nor
-// have integers.
+// Returns the combination of all ranks' inputs, on every rank. Bitwise operations and integers have
+// no gradient.
 [[nodiscard]] at::Tensor all_reduce(const at::Tensor& input, Group group, Op op = Op::sum,
                                     CallOptions options = {},
                                     Group::Where where = Group::Where::current());
 
-// The sum on the root, zeros elsewhere.
+// Returns the sum on the root, and zeros on the other ranks.
 [[nodiscard]] at::Tensor reduce(const at::Tensor& input, Group group, int root = 0,
                                 CallOptions options = {},
                                 Group::Where where = Group::Where::current());
 
-// The root's values on every rank; the others' inputs only say size and dtype.
+// Returns the root's values on every rank; of the other ranks' inputs, only size and dtype are
+// used.
 [[nodiscard]] at::Tensor broadcast(const at::Tensor& input, Group group, int root = 0,
                                    CallOptions options = {},
                                    Group::Where where = Group::Where::current());
 
-// All inputs in rank order, joined along `dim`; equal sizes.
+// Returns all inputs in rank order, concatenated along `dim`; inputs have equal sizes.
 [[nodiscard]] at::Tensor all_gather(const at::Tensor& input, Group group, std::int64_t dim = 0,
                                     CallOptions options = {},
                                     Group::Where where = Group::Where::current());
@@ -92,8 +96,8 @@ namespace lockstep {
                                     CallOptions options = {},
                                     Group::Where where = Group::Where::current());
 
-// The combination of all inputs is cut along `dim`; rank r gets the r-th of equal parts. Op::sum or
-// Op::average.
+// Combines all inputs and splits the result along `dim` into equal parts; rank r gets the r-th
+// part. Op::sum or Op::average.
 [[nodiscard]] at::Tensor reduce_scatter(const at::Tensor& input, Group group, std::int64_t dim = 0,
                                         Op op = Op::sum, CallOptions options = {},
                                         Group::Where where = Group::Where::current());
@@ -103,33 +107,33 @@ namespace lockstep {
                                         Op op = Op::sum, CallOptions options = {},
                                         Group::Where where = Group::Where::current());
 
-// The input is cut along `split_dim`, part j goes to rank j, and the received parts are joined in
-// rank order along `join_dim`. This moves the sharding of a tensor from one dim to another.
+// Splits the input along `split_dim`, sends part j to rank j, and concatenates the received parts
+// in rank order along `join_dim`. This moves the sharding of a tensor from one dim to another.
 [[nodiscard]] at::Tensor all_to_all(const at::Tensor& input, Group group,
                                     std::int64_t split_dim = 0, std::int64_t join_dim = 0,
                                     CallOptions options = {},
                                     Group::Where where = Group::Where::current());
-// Uneven, cut and joined along one `dim`: input_sizes[j] of its length go to rank j and
-// output_sizes[j] come from it.
+// Uneven, split and concatenated along the same `dim`: rank j gets a part of length input_sizes[j]
+// and sends one of length output_sizes[j].
 [[nodiscard]] at::Tensor all_to_all(const at::Tensor& input, Group group,
                                     std::span<const std::int64_t> output_sizes,
                                     std::span<const std::int64_t> input_sizes, std::int64_t dim = 0,
                                     CallOptions options = {},
                                     Group::Where where = Group::Where::current());
 
-// Use it where a replicated tensor enters a region in which ranks do different work. Returns a view
-// of the input. Its gradient is the sum of the ranks' parts. No communication in forward.
+// Begins a region in which ranks do different work on a replicated tensor. Returns a view of the
+// input. The input's gradient is the sum of the ranks' gradients. No communication in forward.
 [[nodiscard]] at::Tensor copy_to(const at::Tensor& input, Group group, CallOptions options = {},
                                  Group::Where where = Group::Where::current());
 
-// Where such a region ends: the sum of the ranks' partial results, replicated. No communication in
-// backward.
+// Ends a region that copy_to() began: returns the sum of the ranks' partial results, replicated. No
+// communication in backward.
 [[nodiscard]] at::Tensor reduce_from(const at::Tensor& input, Group group, CallOptions options = {},
                                      Group::Where where = Group::Where::current());
 
-// `value` itself (a view); its backward also runs the backward of `results`, with zero gradients.
-// Local. For results of the functions above that this rank's loss does not use, while other ranks'
-// losses do.
+// Returns a view of `value` whose backward also runs the backward of `results`, with zero
+// gradients. Not collective. Use it for results of the functions above that this rank's loss does
+// not use although other ranks' losses do.
 [[nodiscard]] at::Tensor with_backward_of(const at::Tensor& value, at::TensorList results);
 
 }  // namespace lockstep

@@ -1,17 +1,17 @@
 // Group: some ranks with their own numbering, and every collective operation among them.
 //
-// A value handle: copies share one group. All ranks of a group must call the same operations in the
-// same order. A different call, size, dtype or tag on one rank is a Mismatch that names both calls.
+// Group is a handle: copies share one group. All ranks of a group must call the same operations in
+// the same order. A different call, size, dtype or tag on one rank is a Mismatch that names both
+// calls.
 //
 // Operations are asynchronous: a call posts the operation and returns a Work. The caller must not
 // read or write the tensors until Work::wait() returns. After the post a rank may compute, block
-// elsewhere or drop the Work: it stalls no other rank. A call waits at its post where it uses bytes
-// that an earlier operation on a tensor that is copied has not delivered yet. Operations of one
-// group take effect in the order of their posts. Two groups that use the same memory need a wait()
+// elsewhere or drop the Work: it stalls no other rank. A post blocks in one case only: it uses
+// bytes that an earlier operation on a copied tensor has not delivered yet. Operations of one group
+// take effect in the order of their posts. Two groups that use the same memory need a wait()
 // between their operations.
 //
-// Any thread may call. Calls on one group are serialised, and their order must be the same on all
-// ranks.
+// Thread-safe. Calls on one group are serialised, and their order must be the same on all ranks.
 //
 // Tensors: outputs and in-place tensors must be contiguous. Inputs that are not contiguous are
 // copied. Every dtype that LibTorch trains with is supported. In a group of one rank each operation
@@ -19,15 +19,15 @@
 //
 // Tensors on a GPU: an operation begins after the work that the posting thread has enqueued on its
 // current stream of that device. Work that the waiting thread enqueues on its current stream after
-// wait() sees the outputs. The program must order all other streams after that one. If the group
+// wait() sees the outputs. The program must order other streams after that stream. If the group
 // has_streams() (device.h), the posting thread launches the operation, and wait() does not block
-// the host, as with PyTorch's NCCL. The device has no room for every operation at once, so all
-// ranks must post the operations of all their groups in one order.
+// the host, as with PyTorch's NCCL. The device cannot run all operations at once, so all ranks must
+// post the operations of all their groups in the same order.
 //
 // The engines `local`, `shm` and `mpi` sum in one fixed order, a balanced binary tree over rank
-// numbers (split at the largest power of two below the size). There equal inputs give equal bits,
-// whatever the timing. bfloat16 and half are summed in float and rounded once; `hierarchical` also
-// rounds what each host sends to the others.
+// numbers (split at the largest power of two below the size). With these engines, equal inputs give
+// bitwise equal results, whatever the timing. bfloat16 and half are summed in float and rounded
+// once; `hierarchical` also rounds the partial sums that each host sends to other hosts.
 //
 // Errors: InvalidArgument is thrown before anything is sent. wait() or the next call throws
 // PeerLost, Timeout, Mismatch and Aborted.
@@ -73,7 +73,7 @@ class [[nodiscard]] Work {
   // and synchronize() of a call that was not complete, throw the error. A barrier blocks the host.
   void wait();
 
-  // Blocks the host until the operation is complete, also on a device; else as wait().
+  // Like wait(), but blocks the host until the operation is complete, also on a device.
   void synchronize();
 
   // Returns true if synchronize() would not block. Never throws.
@@ -94,7 +94,7 @@ class [[nodiscard]] Work {
 // Options of one call.
 struct CallOptions {
   std::string_view tag = {};  // a name for messages; ranks that give different tags are a Mismatch
-  // Instead of the group's. Duration::max(): none, and no notice of a wait that lasts long.
+  // Overrides the group's timeout. Duration::max(): no timeout, and long waits are not logged.
   std::optional<Duration> timeout = {};
 };
 
@@ -126,13 +126,13 @@ class Group {
   // "world", "world/split#2/0", ...: unique in the process, the same on all ranks; used in
   // messages.
   [[nodiscard]] const std::string& name() const;
-  // For messages: "rank 1", or "rank 1 (rank 3 of the world)" where its number in the world is
-  // another one.
+  // Returns the rank's name for messages: "rank 1", or "rank 1 (rank 3 of the world)" if its number
+  // in the world differs.
   [[nodiscard]] std::string describe(int rank) const;
   [[nodiscard]] Duration timeout() const;
   void set_timeout(Duration timeout);
-  // Local: of this rank, since the group was made. A group of one rank sends nothing and stays at
-  // 0.
+  // Returns the traffic of this rank since the group was made. Not collective. Stays 0 in a group
+  // of one rank.
   [[nodiscard]] GroupTraffic traffic() const;
 
   // Collective, blocks. Ranks with the same color form a new group, ordered by key and then by
@@ -194,28 +194,29 @@ class Group {
   Work recv(const at::Tensor& tensor, int source, CallOptions options = {},
             Where where = Where::current());
 
-  // Complete when every rank has called it and the operations before it have written their outputs,
+  // Completes when every rank has called it and all earlier operations have written their outputs,
   // also in memory that ranks share.
   Work barrier(CallOptions options = {}, Where where = Where::current());
 
-  // Returns a tensor that peers of this host can read in place, so that operations on it copy no
-  // byte twice. Local: each rank may allocate any sizes at any time, in any order. Other tensors
-  // work everywhere too. On shm, tensors of 64 KiB and more lie in shared memory by themselves
-  // (InitOptions::arena_tensors); all others need one more copy.
+  // Returns a tensor that peers on this host can read in place, which saves operations on it one
+  // copy. Not collective: each rank may allocate any sizes at any time, in any order. All
+  // operations accept other tensors too. On shm, all tensors of 64 KiB and more lie in shared
+  // memory anyway (InitOptions::arena_tensors).
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options = {}) const;
 
-  // One tensor over the same memory on every rank: what one rank writes, all ranks see. Collective,
-  // blocks: every rank calls with the same sizes and dtype, in the same order among its operations.
-  // The memory is not initialised and is freed with the last rank's tensor. barrier() orders writes
-  // before reads. An all_gather of slices of such a tensor into itself, each at its rank's own
-  // offset, moves no byte. InvalidArgument on engines whose ranks share no memory.
+  // Returns a tensor on memory that all ranks share: values that one rank writes are seen by all
+  // ranks. Collective, blocks: every rank passes the same sizes and dtype, in the same order among
+  // its operations. The memory is not initialised and is freed with the last rank's tensor.
+  // barrier() orders writes before reads. An all_gather of slices of such a tensor into itself,
+  // each at its rank's own offset, copies nothing. Throws InvalidArgument on engines whose ranks
+  // share no memory.
   [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
                                              const at::TensorOptions& options = {},
                                              Where where = Where::current());
 
   // Ends the group on every rank that can be reached: every wait() throws Aborted with `reason`.
-  // Local, but may block for some seconds while it tells the other ranks.
+  // Not collective, but may block for some seconds while it informs the other ranks.
   void abort(std::string_view reason);
 
  private:

@@ -1,4 +1,4 @@
-// Actions that must succeed on every rank or count for none: reading data, opening folders, saving.
+// Actions that must succeed on all ranks, or fail on all: reading data, opening folders, saving.
 #pragma once
 
 #include <lockstep/base/error.h>
@@ -23,11 +23,11 @@ class CommonFailure : public Error {
   int rank_;
 };
 
-// Collective. Runs `action` on this rank and returns when it has succeeded on all ranks. If it
-// threw a std::exception on some ranks, throws CommonFailure on every rank with the message of the
-// first of them. The message is prefixed with "rank 2 on host b: " if other ranks succeeded,
-// because a file may be missing on one host only. `action` must not use the group. Throws the
-// group's errors.
+// Collective. Runs `action` on this rank and returns when it has succeeded on all ranks. If
+// `action` threw a std::exception on some ranks, throws CommonFailure on every rank, with the
+// message of the first rank that failed. If other ranks succeeded, the message begins with "rank 2
+// on host b: ", because a file may be missing on one host only. `action` must not use the group.
+// Throws the group's errors.
 void together(Group& group, const std::function<void()>& action);
 
 // Collective. Returns the text that `root` passes; the texts of other ranks are ignored. Throws the

@@ -129,10 +129,9 @@ ReadBatch<BatchOf<D>> reader_of(std::shared_ptr<D> dataset) {
 // The tensors of one batch on their way to a device; empty if nothing was copied.
 class Arrival {
  public:
-  // Orders work that the calling thread queues on its current stream from now on after the copies,
-  // without blocking the thread. The tensors' memory is not reused before that stream has done the
-  // work that it has when they are released. Call it in each thread, and for each stream, that uses
-  // the tensors.
+  // Makes the calling thread's current stream wait for the copies, without blocking the thread.
+  // When the tensors are released, their memory is not reused until that stream has finished its
+  // queued work. Call wait() for each stream that uses the tensors.
   void wait() const;
 
  private:
@@ -146,12 +145,12 @@ class Arrival {
 class DeviceCopies {
  public:
   // Copies to `device`, through pinned host memory if the device has such memory. If `device` is
-  // absent or the CPU, begin() only pins: with `pin_memory`, and in a process that has an
-  // accelerator.
+  // absent or the CPU, begin() copies nothing; it only pins the tensors if `pin_memory` is set and
+  // the process has an accelerator.
   explicit DeviceCopies(std::optional<c10::Device> device, bool pin_memory = false);
 
-  // Replaces each tensor by its copy; undefined tensors, and tensors that are there already, stay.
-  // Does not block for the device. The originals may be changed or released after the call.
+  // Replaces each tensor by its copy; undefined tensors and tensors on the device are not changed.
+  // Does not wait for the device. The originals may be changed or released after the call.
   [[nodiscard]] Arrival begin(std::span<at::Tensor* const> tensors) const;
 
   // Returns true if begin() does nothing.

@@ -18,14 +18,14 @@
 // a rank are therefore the same for any number of workers, and the batches of all ranks together
 // are the same for any number of ranks. A loader over an indexed dataset with `shuffle` off gives
 // the same batches, except for repeated samples and, with `drop_last`, for a last batch that is not
-// divisible by the number of ranks. A worker skips the samples of other ranks: skip() decides the
-// cost of many of them.
+// divisible by the number of ranks. A worker skips the samples of other ranks, so with many ranks
+// the cost depends on skip().
 //
-// The end: all ranks have the same number of batches, although they do not communicate. Samples
-// that do not fill a batch go to the ranks that own them. The number of all samples is rounded up
-// to a multiple of the number of ranks by repeating the first of them; a rank that still has none
-// reads that sample too. `drop_last` leaves these samples out. `uneven` repeats no sample; a rank
-// may then have one sample or one batch less than another.
+// The end: all ranks have the same number of batches, although they do not communicate. The samples
+// of an incomplete last batch go to the ranks that own them. The number of all samples is rounded
+// up to a multiple of the number of ranks by repeating the first sample of that batch; a rank that
+// still has no sample reads that one, too. `drop_last` leaves the incomplete batch out. `uneven`
+// repeats no sample; a rank may then have one sample or one batch less than another.
 #pragma once
 
 #include <lockstep/data/loader.h>
@@ -125,7 +125,7 @@ class StreamReader {
     const std::int64_t begin = number * size;
     if (!pass_by(begin - place_)) return nullptr;
     std::vector<Sample> own;
-    // of the global batch: repeated on ranks that have one sample fewer
+    // first sample of the global batch: repeated on ranks that have one sample fewer
     std::optional<Sample> first;
     std::int64_t found = 0;
     for (; found < size; ++found) {

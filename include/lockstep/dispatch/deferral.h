@@ -1,19 +1,19 @@
 // Deferral: during the lifetime of such an object, large tensors that its thread makes get no
 // memory; the way to compute their values is recorded instead.
 //
-// Everything is computed once, as usual, so random numbers are drawn in program order and
-// exceptions are thrown at their usual place. For a large result, only the recipe is kept: the
-// operations that made it, with copies of their small arguments and of the generators' states. The
-// values can be computed later, in any order, or never, and are bit-identical.
+// Every operation runs once, as usual, so random numbers are drawn in program order and exceptions
+// are thrown at their usual place. For a large result, only the recipe is kept: the operations that
+// made it, with copies of their small arguments and of the generators' states. The values can be
+// computed later, in any order, or never, and are bit-identical.
 //
 // Inside the scope, an operation that uses a deferred tensor recomputes its values for that
 // operation. Outside the scope, the first such operation gives the tensor its memory permanently.
 // Reading a tensor without memory past the dispatcher (data_ptr(), accessor()) is an error.
 //
 // Views, in-place operations on them, ties (one storage or one tensor in several places) and
-// autograd work as usual. Some tensors are ordinary from the beginning: small ones, those that
-// kernels which allocate their own memory compute from ordinary tensors, and those made by too many
-// operations to record (a table that is written element by element).
+// autograd work as usual. Some tensors are ordinary from the beginning: small tensors, results of
+// kernels that allocate their own memory and get only ordinary tensors, and tensors that are made
+// by too many operations to record (a table that is written element by element).
 #pragma once
 
 #include <ATen/core/Tensor.h>

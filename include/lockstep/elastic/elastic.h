@@ -71,15 +71,15 @@ struct ElasticOptions {
   // How long a rank that left a round waits for the next round.
   Duration rejoin_timeout = std::chrono::minutes(10);
   // Number of ranks that compute one copy of the model together, for example by tensor parallelism.
-  // group() has the largest available multiple of it. A mesh on the group, such as {{"dp", -1},
-  // {"tp", 2}}, may have another number of copies in each round. Surplus ranks wait in elastic()
-  // until the round ends. If there are too few ranks for one copy, prints a message and waits for
-  // more nodes, or throws BadInput if no more nodes can come.
+  // The size of group() is the largest possible multiple of this number. A mesh on the group, such
+  // as {{"dp", -1}, {"tp", 2}}, may have another number of copies in each round. Surplus ranks wait
+  // in elastic() until the round ends. If there are too few ranks for one copy, prints a message
+  // and waits for more nodes, or throws BadInput if no more nodes can come.
   int ranks_of_a_model = 1;
   // If true, the agent may start processes of this program before there is a rank for them
   // (`lockstep run --reserve`). They load LibTorch, run it once and wait in elastic(); when a rank
   // is lost, one of them replaces it at once. They have no RANK in their environment until then, so
-  // code before elastic() must not depend on it.
+  // code before elastic() must not depend on RANK.
   bool reserve = false;
 };
 
@@ -137,8 +137,8 @@ class ElasticState {
   // ends the round: let it pass, elastic() catches it.
   void commit();
 
-  // Returns the share of the time since the training began that was spent on steps which are in the
-  // state, without restarts and repeated steps. 1 at the beginning.
+  // Returns the share of the training's time so far that was spent on steps that are in the state,
+  // that is, not on restarts or on steps that were repeated. 1 at the beginning.
   [[nodiscard]] double goodput() const;
 
  private:

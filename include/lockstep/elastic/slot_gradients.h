@@ -13,7 +13,7 @@
 //   ...
 //   handle.zero_grad();
 //   {
-//     auto alone = handle.no_sync();                 // the sum over ranks is made here instead
+//     auto alone = handle.no_sync();                 // reduce() sums over ranks instead
 //     for (std::int64_t slot = gradients.begin(); slot < gradients.end(); ++slot) {
 //       torch::manual_seed(seed_of(step, slot));     // where the model draws numbers
 //       loss(rows_of(step, slot)).backward();
@@ -48,16 +48,15 @@ class ParallelModel;
 class SlotGradients {
  public:
   // Local. `parameters` are whole (not shards), equal on all ranks, in the same order, and have one
-  // floating-point dtype and one device; otherwise throws InvalidArgument, as for fewer slots than
-  // one. Ranks beyond the number of slots have no slots.
+  // floating-point dtype and one device. Otherwise, and if `slots` is below 1, throws
+  // InvalidArgument. Ranks beyond the number of slots have no slots.
   SlotGradients(Group group, std::int64_t slots, std::vector<at::Tensor> parameters);
-  // For a model on a mesh of dp, fsdp and tp, with fsdp among them. Collective. take() takes whole
-  // gradients from the module's parameters, where a backward() inside no_sync() leaves them.
-  // reduce() writes to the model's parameters() the sums of the shards that this rank owns. The
-  // model must outlive this object. Throws InvalidArgument for a model on other axes or with
-  // experts.
-  // forward() and backward() of such a model are collective: a rank with fewer slots than most()
-  // must call them as often as the other ranks, and drop() the surplus gradients.
+  // For a model on a mesh with the axis fsdp, and possibly the axes dp and tp. Collective. take()
+  // takes whole gradients from the module's parameters, where a backward() inside no_sync() leaves
+  // them. reduce() writes to the model's parameters() the sums of the shards that this rank owns.
+  // The model must outlive this object. Throws InvalidArgument for a model on other axes or with
+  // experts. forward() and backward() of such a model are collective: a rank with fewer slots than
+  // most() must call them as often as the other ranks, and drop() the surplus gradients.
   SlotGradients(std::int64_t slots, const ParallelModel& model);
   ~SlotGradients();
   SlotGradients(const SlotGradients&) = delete;

@@ -40,7 +40,7 @@ class Placement {
   [[nodiscard]] constexpr bool is_shard_of(std::int64_t dim) const {
     return is_shard() && dim_ == dim;
   }
-  // Values of a Shard; otherwise 0 and 1.
+  // Values of a Shard; otherwise dim() is 0 and parts() is 1.
   [[nodiscard]] constexpr int dim() const { return dim_; }
   [[nodiscard]] constexpr int parts() const { return parts_; }
   [[nodiscard]] constexpr bool is_zigzag() const { return zigzag_; }

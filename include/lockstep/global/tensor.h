@@ -71,8 +71,9 @@ void distribute_(const at::Tensor& parameter, const Mesh& mesh, const Placements
                                     const Placements& placements,
                                     std::optional<std::vector<std::int64_t>> sizes = {});
 
-// Returns this rank's part of a global tensor. Local; the memory is shared. Its gradient is taken
-// as this rank's part with the same placements, and as equal on all ranks along Partial axes.
+// Returns this rank's part of a global tensor. Local; the memory is shared. In backward, its
+// gradient must be this rank's part with the same placements, and equal on all ranks along Partial
+// axes.
 [[nodiscard]] at::Tensor local_tensor(const at::Tensor& tensor);
 
 // Returns the same tensor with other placements.
@@ -108,15 +109,15 @@ struct GlobalOptions {
   // An operation without a rule runs on replicated arguments, and its results are replicated; the
   // log names each such operation once.
   bool replicate_unknown = false;
-  // A plain tensor beside global ones counts as replicated: its values must be equal on all ranks.
-  // They are compared in the first few calls and then ever more rarely (in calls whose number is a
-  // power of two); if they differ, all ranks throw Mismatch. If the tensor requires grad, its
+  // Allows a plain tensor beside global ones. It counts as replicated: its values must be equal on
+  // all ranks. They are compared in the first few calls and later only in calls whose number is a
+  // power of two; if they differ, all ranks throw Mismatch. If the tensor requires grad, its
   // gradient is a global tensor. For models that create tables (torch::arange, masks) in forward().
   bool replicate_plain = false;
 };
 
-// Sets the options of a mesh. Local. They hold as long as a tensor of the mesh exists, or a copy of
-// the mesh that has such a tensor.
+// Sets the options of a mesh. Local. They apply as long as the mesh, a copy of it, or a global
+// tensor on it exists.
 void set_global_options(const Mesh& mesh, GlobalOptions options);
 
 // Communication by redistributions on a mesh: the number of collective calls, and the bytes that

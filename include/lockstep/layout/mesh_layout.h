@@ -56,8 +56,8 @@ class MeshLayout {
   int ranks_ = 1;
 };
 
-// Parses "dp=2,tp=-1", the syntax of options and configuration files. Throws BadInput with the text
-// that was found instead.
+// Parses "dp=2,tp=-1", the syntax of options and configuration files. Throws BadInput, which quotes
+// the invalid text.
 [[nodiscard]] std::vector<MeshAxis> parse_axes(std::string_view text);
 
 }  // namespace lockstep

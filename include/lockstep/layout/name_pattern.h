@@ -22,14 +22,14 @@ namespace lockstep::layout {
 // Returns true if `pattern` matches the tensor `name` or a module around it.
 [[nodiscard]] bool names_around(std::string_view pattern, std::string_view name);
 
-// Throws InvalidArgument for the first pattern that matches none of these tensors and no module
-// around one; the message suggests a likely name. `kind` says for the message what kind of pattern
-// it is.
+// Throws InvalidArgument for the first pattern that matches neither one of these tensors nor a
+// module that contains one; the message suggests a likely name. `kind` is the kind of pattern, for
+// the message.
 void check_patterns(std::string_view kind, std::span<const std::string> patterns,
                     std::span<const std::string> names);
 
-// Returns, for "a.b.c": a.b.c, a.b, a. That is a tensor and the modules around it, the deepest
-// first.
+// Returns the name and the names of the modules around it, innermost first: for "a.b.c", returns
+// a.b.c, a.b, a.
 [[nodiscard]] std::vector<std::string_view> paths_of(std::string_view name);
 
 }  // namespace lockstep::layout

@@ -1,9 +1,9 @@
 // TensorSlice: the elements of a whole tensor that a rank has. Pure arithmetic: no tensor,
 // thread-safe.
 //
-// Two divisions can follow each other, and each may keep everything: one along dims leaves a box of
-// the whole tensor (tensor parallel), and one of the box as flat memory leaves a range of its
-// elements (fully_shard(), an optimizer's shards).
+// A tensor can be divided twice. Tensor parallelism divides it along dims: the rank has a box.
+// fully_shard() or a sharded optimizer then divides the box as flat memory: the rank has a range of
+// the box's elements. Either step may be absent.
 //
 //   sizes [4, 6], box [0, 3] + [4, 3], range 4..9:     . . . . . .
 //                                                      . . . . a a
@@ -28,8 +28,8 @@ namespace lockstep::layout {
 //   numel 10, world 4:   rank 0 [0, 3)   rank 1 [3, 6)   rank 2 [6, 9)   rank 3 [9, 10)
 //   numel  4, world 3:   rank 0 [0, 2)   rank 1 [2, 4)   rank 2 [4, 4)
 //
-// Every shard has ceil(numel / world) elements until they run out, as with torch.chunk. If numel is
-// a multiple of the world size (FlatLayout pads to one), all shards have the same length.
+// Every shard has ceil(numel / world) elements while there are enough, as with torch.chunk. If
+// numel is a multiple of the world size (FlatLayout pads to one), all shards have the same length.
 
 // Elements begin, begin + 1, ..., end - 1; begin <= end.
 struct Range {
@@ -52,7 +52,7 @@ struct Range {
 // Returns the rank that owns element `element`, 0 <= element < numel.
 [[nodiscard]] int owner_of(std::int64_t element, std::int64_t numel, int world);
 
-// Returns the intersection; an empty one keeps a begin inside `a`.
+// Returns the intersection. If it is empty, its begin still lies inside `a`.
 [[nodiscard]] Range intersect(Range a, Range b);
 
 // Box: a block of an N-dimensional tensor. Pure arithmetic: no tensor, no group, thread-safe.

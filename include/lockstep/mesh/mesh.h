@@ -5,9 +5,9 @@
 //   mesh["cp"].size();                             // 1: an absent axis has one rank
 //   lockstep::DistributedDataParallel ddp(model, mesh.sub_mesh({"pp", "dp"}));   // a mesh
 //
-// A value handle: copies share one mesh. The constructor and the first sub_mesh() of a list of axes
-// are collective and block: every rank of the mesh calls them, in the same order. All other
-// functions are local. Thread-safe.
+// Mesh is a handle: copies share one mesh. The constructor and the first sub_mesh() of a list of
+// axes are collective and block: every rank of the mesh must call them in the same order. All other
+// functions are not collective. Thread-safe.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -41,14 +41,14 @@ class Mesh {
   [[nodiscard]] const Group& group() const;
   operator const Group&() const { return group(); }
 
-  // Returns the group of the ranks that differ from this one only on `axis`, in the order of their
+  // Returns the group of the ranks that differ from this rank only on `axis`, in the order of their
   // coordinates. If the axis is absent, returns a group of one rank.
   [[nodiscard]] Group operator[](std::string_view axis) const;
   // Deleted to prevent mistakes: use sub_mesh({"dp", "tp"}) for several axes and mesh["tp"] for
   // one.
   Mesh operator[](std::initializer_list<std::string_view> axes) const = delete;
 
-  // Returns the mesh of the ranks that differ from this one only on `axes`. The result has exactly
+  // Returns the mesh of the ranks that differ from this rank only on `axes`. The result has exactly
   // these axes, in this order, so its group() numbers the ranks by them, the last axis fastest;
   // absent axes have size 1. Returns this mesh itself if `axes` are all of its axes in their order.
   // Throws InvalidArgument if no axis is given, an axis is given twice, or a name is invalid.

@@ -16,11 +16,11 @@ namespace lockstep::models {
 struct GenerateOptions {
   double temperature = 1.0;  // 0: always take the most likely token
   std::int64_t top_k = 0;    // sample from the k most likely tokens; 0: from all
-  // If true, each token is sampled from all tokens before it, even if they are more than `block`;
+  // If true, each token is computed from all tokens before it, even if there are more than `block`;
   // for models without a position table. If false, from the last `block` tokens.
   bool beyond_block = false;
-  // Draws on its own device, whichever the model has. If absent, the default generator of the
-  // model's device.
+  // May be on a device other than the model's. If absent, uses the default generator of the model's
+  // device.
   std::optional<at::Generator> generator = std::nullopt;
 };
 
@@ -28,11 +28,11 @@ struct GenerateOptions {
 // tokens]).
 using NextLogits = std::function<at::Tensor(const at::Tensor& ids)>;
 
-// Returns `ids` ([rows, tokens], at least one token) followed by `count` sampled tokens. Each is
-// sampled from the last `block` tokens or, with beyond_block, from all. `ids` may be on another
-// device than the model, and the result is where they are. Runs without gradients and
-// with `model` in evaluation mode; afterwards each module is in its earlier mode again. Throws
-// InvalidArgument for invalid ids or options.
+// Returns `ids` ([rows, tokens], at least one token) followed by `count` sampled tokens. Each token
+// is computed from the last `block` tokens or, with beyond_block, from all tokens before it. `ids`
+// may be on another device than the model; the result is on the device of `ids`. Runs without
+// gradients and with `model` in evaluation mode, and restores the mode of each module at the end.
+// Throws InvalidArgument for invalid ids or options.
 [[nodiscard]] at::Tensor generate_tokens(torch::nn::Module& model, at::Tensor ids,
                                          std::int64_t count, std::int64_t block,
                                          const GenerateOptions& options,

@@ -50,7 +50,7 @@ struct MixtureOptions {
 
 // Exchanges tokens between ranks if the experts of a Mixture are distributed. Each rank has some
 // experts and some tokens of the batch. All functions are collective: all ranks call them in the
-// same order. Calls after enter() are about the tokens of that input, until the next enter().
+// same order. After enter(), all calls refer to the tokens of its input until the next enter().
 class ExpertExchange {
  public:
   virtual ~ExpertExchange() = default;

@@ -6,25 +6,27 @@
 //   loss(model->forward(batch)).backward();               // as before
 //
 // How: the module is not changed. A block begins at an operation that uses one of its parameters,
-// and ends at one that uses a parameter of another block, or of none. Results of operations in
-// between live in memory that is released after the block, and restored when an operation of
-// backward() uses one of them: the operations that produced it run again, with the same random
-// numbers, on the same threads. Gradients are bit-identical to those without checkpointing.
+// and ends at an operation that uses a parameter outside of the block. Results of operations in
+// between live in memory that is released after the block. When an operation of backward() uses
+// such a result, the operations that produced it run again, with the same random numbers, on the
+// same threads. Gradients are bit-identical to those without checkpointing.
 //
 // Between forward and backward, only a block's inputs and the results that are used outside of it
-// stay in memory. If operations before the block's first parameter use such results (normalisations
-// do), the first forward() learns that and computes these results twice, once.
+// stay in memory. If operations before the first parameter of the next block use a block's results
+// (normalisations do), the first forward() detects this and computes these results a second time.
+// Later forwards do not.
 //
 // Works on plain modules, inside fully_shard() (units are gathered again), on sharded modules of
 // parallelize() (collectives run again, and are counted), and in the stages of a Pipeline. Call it
-// before or after these, on the same module; a stage's module has a part of the model's names.
+// before or after those functions, on the same module. Patterns for a stage's module see only the
+// names that the stage has.
 //
-// Limits. A block that uses no parameter has no begin. Operations that write something outside of
-// the block (a buffer; running statistics of batch normalisation excepted) keep the results that
-// were computed before them. With retain_graph, recomputed results stay until the graph is
-// released. A custom kernel that reads memory past LibTorch's dispatcher needs the memory present:
-// use the tensor in an operation before. If an argument was written between forward and backward,
-// throws InvalidArgument, which names the operation.
+// Limits. A block without parameters is not detected. If an operation writes something outside of
+// the block (a buffer; except running statistics of batch normalisation), the results that were
+// computed before the operation are kept. With retain_graph, recomputed results stay until the
+// graph is released. A custom kernel that reads memory past LibTorch's dispatcher needs the memory
+// present: use the tensor in an operation before. If an argument was written between forward and
+// backward, throws InvalidArgument, which names the operation.
 #pragma once
 
 #include <lockstep/module/module_ref.h>
@@ -51,7 +53,7 @@ struct ActivationOptions {
   std::vector<std::string> keep = {};
 };
 
-// Savings and costs, on all threads, since the call or the last reset().
+// Savings and costs, on all threads, since checkpoint_activations() or the last reset().
 class ActivationCheckpoints {
  public:
   explicit ActivationCheckpoints(std::shared_ptr<dispatch::Recomputation> state)

@@ -6,10 +6,10 @@
 //
 // Clipping writes the gradients, unless the factor is 1. Works with every optimizer.
 //
-// Parameters may be sharded. Slices made by fully_shard() are marked as parts of a parameter
-// (lockstep/dispatch/part.h): the norm is then the norm of the whole gradients, equal on all ranks,
-// and the call is collective over these ranks. One call may mix slices of several handles with
-// parameters that every rank has whole; each parameter is counted once.
+// Parameters may be sharded. For slices made by fully_shard(), which are parts of a parameter
+// (lockstep/dispatch/part.h), the norm is that of the whole gradients, equal on all ranks, and the
+// call is collective over these ranks. One call may mix slices of several handles with parameters
+// that every rank has whole; each parameter is counted once.
 //
 // Gradients of global parameters (lockstep/global/tensor.h) are first redistributed to the
 // placements of their parameters. The norm is the norm of the whole gradients, and the call is

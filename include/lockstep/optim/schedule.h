@@ -1,7 +1,7 @@
 // Learning rates as pure functions of the step. A Schedule takes the initial learning rate of a
 // parameter group and the number of updates made so far, and returns the rate of the next update; a
-// Scheduler applies it. Except for wsd(), values equal those of the class of
-// torch.optim.lr_scheduler that is named at the right, with the same parameters.
+// Scheduler applies it. Except for wsd(), the rates equal those of the named class of
+// torch.optim.lr_scheduler with the same parameters.
 //
 //   auto rate = one_after_another({linear({.start = 0.1, .steps = 100}), cosine({.steps = 900})},
 //                                 {100});
@@ -34,7 +34,7 @@ struct Constant {
 };
 [[nodiscard]] Schedule constant(Constant options = {});
 
-// base times a factor that goes in a straight line from `start` to `end`.    LinearLR
+// base times a factor that changes linearly from `start` to `end`. LinearLR
 struct Linear {
   double start = 1.0 / 3;
   double end = 1;
@@ -83,18 +83,19 @@ struct Restarts {
 };
 [[nodiscard]] Schedule cosine_with_restarts(Restarts options);
 
-// From base / divisor up to base, the peak, in the first `rising` share of the steps, and down to
-// base / divisor / final_divisor (Smith and Topin, Super-Convergence, 2018).  OneCycleLR
+// In the first `rising` fraction of the steps, rises from base / divisor to base; then falls to
+// base / divisor / final_divisor (Smith and Topin, Super-Convergence, 2018). OneCycleLR
 struct OneCycle {
   std::int64_t steps = 1;
   double rising = 0.3;
   double divisor = 25;
   double final_divisor = 1e4;
-  bool straight = false;      // lines instead of half cosines
-  bool three_phases = false;  // down as fast as up, then to the end
+  bool straight = false;      // linear phases instead of cosine phases
+  bool three_phases = false;  // falls to the start rate as fast as it rose, then to the end
 };
 [[nodiscard]] Schedule one_cycle(OneCycle options);
-// The momentum for one_cycle(), which moves against the rate: from `most` to `least` and back.
+// The momentum for one_cycle(): falls from `most` to `least` while the rate rises, and rises again
+// while the rate falls.
 [[nodiscard]] Schedule one_cycle_momentum(OneCycle options, double least = 0.85,
                                           double most = 0.95);
 
@@ -113,7 +114,7 @@ struct Wsd {
   std::int64_t warmup = 0;
   std::int64_t stable = 0;
   std::int64_t decay = 0;
-  double least = 0;  // a share of base
+  double least = 0;  // fraction of base
   Shape shape = Shape::linear;
 };
 [[nodiscard]] Schedule wsd(Wsd options);

@@ -49,8 +49,8 @@ class StateMemory {
 // that are on the CPU and not global. Does nothing if `memory` is null. Local. For Adam, AdamW and
 // RMSprop, allocates at once the state that their first step would create. SGD creates its momentum
 // in its first step, so call this after that step. Also call it after load(), which creates all
-// state anew. Steps do not work in batches: they read and write the state as they need it, and the
-// operating system evicts pages when memory runs short.
+// state anew. LibTorch's step() does not work in batches: it reads and writes the state as needed,
+// and the operating system evicts pages when memory runs short.
 //
 // Throws InvalidArgument for other optimizers, including ours, which take UpdateOptions::memory.
 void move_state(torch::optim::Optimizer& optimizer, const std::shared_ptr<StateMemory>& memory);

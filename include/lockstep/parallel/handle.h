@@ -1,6 +1,6 @@
-// Handle: what a strategy attaches to a module and returns. DistributedDataParallel and
-// fully_shard() each give one, so a training loop is the same with either (a Pipeline is one too,
-// whose step() takes the place of forward and backward):
+// Handle: the object that a strategy returns for a module. DistributedDataParallel and
+// fully_shard() both return a Handle, so one training loop works with either. A Pipeline is a
+// Handle, too; its step() replaces forward and backward.
 //
 //   lockstep::Handle handle;
 //   if (large) handle = lockstep::fully_shard(model, world, {.units = {"blocks.*"}});
@@ -12,12 +12,12 @@
 //   handle.clip_grad_norm(1.0);
 //   adamw.step();
 //
-// A handle of a strategy's own type has that strategy's functions besides; moved into a Handle it
-// is the same object without them. A default-constructed handle has no module: every call but
-// is_attached(), assignment and destruction is InvalidArgument.
+// A strategy's own handle type has additional functions. Moving it into a Handle keeps the same
+// object, without these functions. A default-constructed handle has no module: every call except
+// is_attached(), assignment and destruction throws InvalidArgument.
 //
-// Collective calls are made by every rank of group(), in the same order, and block. Threads: one
-// thread a time per handle.
+// Collective calls block; every rank of group() makes them in the same order. Threads: one thread
+// at a time per handle.
 #pragma once
 
 #include <lockstep/base/error.h>
@@ -41,19 +41,18 @@
 
 namespace lockstep {
 
-// The memory that a handle costs this rank, in bytes, counted where it is taken and given back; of
-// fully_shard(), padding included. Nothing is counted twice: where the shard is a range of a whole
-// that stays (levels optimizer and gradients, one dtype), it is part of `whole`. The optimizer's
-// state is the optimizer's and not here; of fp32 and Adam it is twice the bytes of the handle's
-// parameters().
+// The memory that a handle needs on this rank, in bytes, including fully_shard()'s padding. Nothing
+// is counted twice: if the shard is a range of a permanent whole (levels optimizer and gradients,
+// one dtype), it is part of `whole`. Optimizer state is not included; for fp32 and Adam, it is
+// twice the bytes of the handle's parameters().
 struct HandleMemory {
   std::int64_t shards = 0;          // this rank's part of divided parameters
-  std::int64_t whole = 0;           // parameters that are there all the time
+  std::int64_t whole = 0;           // permanently present whole parameters
   std::int64_t gradients = 0;       // kept between backward() and the next step
-  std::int64_t in_flight = 0;       // units and their gradients that are gathered or on their way
-  std::int64_t peak_in_flight = 0;  // the most of it since reset_peak_memory()
-  std::int64_t pooled = 0;          // free, kept for what is in flight next
-  std::int64_t offloaded = 0;       // by ShardOptions::offload or offload_to_host; in nothing above
+  std::int64_t in_flight = 0;       // gathered or arriving units, and their gradients
+  std::int64_t peak_in_flight = 0;  // peak of in_flight since reset_peak_memory()
+  std::int64_t pooled = 0;          // free buffers, kept for the next units
+  std::int64_t offloaded = 0;       // by offload or offload_to_host; not included above
 
   // The memory that the formulas of ShardLevel count: without optimizer state and units in flight.
   [[nodiscard]] std::int64_t kept() const { return shards + whole + gradients; }
@@ -73,10 +72,10 @@ struct HandleMemory {
   }
 };
 
-// A backward() could not be averaged, on every rank for the same reason: parameters that had no
-// part in it, a gradient that is sparse, or, under DistributedDataParallel, an exception on some
-// rank. The group lives; gradients are undefined until zero_grad(). Exceptions under fully_shard()
-// end the handle instead (sharded/fully_shard.h).
+// The gradients of a backward() could not be averaged, on every rank for the same reason: unused
+// parameters, a sparse gradient or, under DistributedDataParallel, an exception on some rank. The
+// group stays usable; gradients are undefined until zero_grad(). Exceptions under fully_shard() end
+// the handle instead (sharded/fully_shard.h).
 class ReductionFailed : public Error {
   using Error::Error;
 };
@@ -84,9 +83,8 @@ class ReductionFailed : public Error {
 class HandleState;
 class Joinable;
 
-// The time of training steps on this rank, in seconds, summed since the handle was made. The time
-// of other work of the loop between the marks (loading a batch) counts in the interval in which the
-// work is done.
+// The time of training steps on this rank, in seconds, summed since the handle was made. Other work
+// of the loop, such as loading a batch, is included in the interval in which it happens.
 struct StepTiming {
   double forward = 0;      // from zero_grad() to the first gradient of backward()
   double backward = 0;     // from there to the end of backward(), without:
@@ -95,7 +93,8 @@ struct StepTiming {
   std::int64_t steps = 0;  // averaged backward() calls
 };
 
-// backward() only accumulates, without communication of gradients, while one of these lives; nests.
+// While an object of this class exists, backward() only accumulates gradients, without
+// communication. Scopes may be nested.
 class [[nodiscard]] NoSync {
  public:
   explicit NoSync(std::shared_ptr<HandleState> state);
@@ -108,7 +107,7 @@ class [[nodiscard]] NoSync {
 };
 
 // The parts of a handle while they get new values; gradient mode is off. Written values take effect
-// when the scope ends. The parts are those of Handle::parts_to_load().
+// when the scope ends. parts() returns the same parts as Handle::parts_to_load().
 //
 //   for (const lockstep::Part& part : handle.loading())
 //     part.tensor.copy_(lockstep::cut_part(wholes.at(part.name), part).view_as(part.tensor));
@@ -146,12 +145,12 @@ class [[nodiscard]] Handle {
 
   [[nodiscard]] bool is_attached() const { return state_ != nullptr; }
 
-  // The parameters to build the optimizer on, each once (LibTorch lists a tied weight under each of
-  // its names), in the module's order: whole parameters, or this rank's parts in one dimension,
-  // which may be empty; for a pipeline, the parameters of this rank's stages. A tensor that is
-  // sharded, or has other parts on other ranks, is marked as a part (lockstep/dispatch/part.h):
-  // clipping and loss scaling take its norm over all ranks, and operations that mix elements throw
-  // an error with its name.
+  // Returns the parameters on which to build the optimizer, each once (LibTorch lists a tied weight
+  // under each of its names), in the module's order: whole parameters, or this rank's parts in one
+  // dimension, which may be empty; for a pipeline, the parameters of this rank's stages. A tensor
+  // whose other elements are on other ranks is a part (lockstep/dispatch/part.h): clipping and loss
+  // scaling compute its norm over all ranks, and operations that mix elements throw an error that
+  // names it.
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
   // Returns the same tensors, with their names and places in the whole tensors.
   [[nodiscard]] std::vector<Part> named_parameters() const;
@@ -176,23 +175,23 @@ class [[nodiscard]] Handle {
   // Local. Clamps every element of the gradients to [-largest, largest].
   void clip_grad_value(double largest);
 
-  // Whole tensors under the names of Python's state_dict(), tied ones under each, on every rank.
-  // If every rank has the whole module (DistributedDataParallel, LocalSgd, DiLoCo, DataParallel):
-  // local, and the tensors share memory with the module; DiLoCo's parameters are the outer ones
-  // instead, in memory of the handle. Else: collective over group(), and copies. Tensors that a
-  // strategy ignores are this rank's own. Nested tensors, which have no sizes, are left out here,
-  // in load_state_dict() and in state_parts().
+  // Returns whole tensors on every rank under the names of Python's state_dict(); a tied tensor
+  // under each of its names. If every rank has the whole module (DistributedDataParallel, LocalSgd,
+  // DiLoCo, DataParallel): local, and the tensors share memory with the module; DiLoCo's parameters
+  // are the outer ones instead, in memory of the handle. Otherwise the call is collective over
+  // group() and returns copies. Tensors that a strategy ignores are this rank's own. Nested
+  // tensors, which have no sizes, are left out here, in load_state_dict() and in state_parts().
   [[nodiscard]] std::map<std::string, at::Tensor> state_dict() const;
   // Every rank passes the same whole tensors. Checks all tensors before it writes: throws BadInput
   // on every rank with the name of a tensor that is missing, unknown, of another shape, or tied and
   // unequal. Collective if state_dict() is.
   void load_state_dict(const std::map<std::string, at::Tensor>& tensors);
 
-  // Local. This rank's part of each parameter and buffer, each once, in the order of Python's
-  // state_dict(): no rank gathers a whole tensor. The tensors are ordinary ones in the memory that
-  // the handle uses, parts in one dimension, valid until the next step. If several ranks have the
-  // same slice, the part's kind says how their values relate. Throws InvalidArgument while ranks
-  // may have different values of one model (LocalSgd).
+  // Local. Returns this rank's part of each parameter and buffer, each once, in the order of
+  // Python's state_dict(), without gathering whole tensors. The tensors are ordinary tensors in the
+  // memory that the handle uses (parts have one dimension), valid until the next step. If several
+  // ranks have the same slice, the part's kind says how their values relate. Throws InvalidArgument
+  // while ranks may have different values of one model (LocalSgd).
   [[nodiscard]] std::vector<Part> state_parts() const;
   // Returns the same parts for loading, at any time: names, places and memory, with arbitrary
   // values.

@@ -15,14 +15,15 @@
 // optimizer, and copies the parameters at the end.)
 //
 // How: before each round of collectives, the active ranks announce it in an all_gather of one
-// number per rank. A round consists of the calls of one joinable that wait for nothing else: the
-// end of a backward() with all its posts, or the forward of one SyncBatchNorm layer. Active ranks
-// must announce the same rounds in the same order; a difference is a Mismatch that names both.
-// Communication inside the loop that does not belong to a joinable finds no partner on ranks that
-// have ended, and times out. With fully_shard(), a whole forward and backward is one round, which
-// begins with the first use of a parameter; an evaluation inside the loop must not record
-// gradients. A use without grad mode announces nothing: if it gathers, as the write of an embedding
-// with max_norm does, it times out once the inputs of a rank have ended.
+// number per rank. A round consists of calls of one joinable that all ranks make without waiting
+// for other calls: the end of a backward() with all its posts, or the forward of one SyncBatchNorm
+// layer. Active ranks must announce the same rounds in the same order; a difference is a Mismatch
+// that names both. Communication inside the loop that does not belong to a joinable finds no
+// partner on ranks that have ended, and times out. With fully_shard(), a whole forward and backward
+// is one round, which begins with the first use of a parameter; an evaluation inside the loop must
+// not record gradients. A use of a parameter without grad mode announces nothing. If such a use
+// gathers (an embedding with max_norm writes its weight), it times out once the inputs of a rank
+// have ended.
 #pragma once
 
 #include <lockstep/base/error.h>
@@ -44,7 +45,8 @@ class EarlyTermination : public Error {
 
 struct JoinOptions {
   // If true, averages are sums divided by the number of all ranks, so that every batch has the same
-  // weight whether or not other ranks have ended; otherwise by the number of ranks with inputs.
+  // weight, even after other ranks have ended. If false, sums are divided by the number of ranks
+  // with inputs.
   bool divide_by_initial_world_size = true;
   // When the first rank's inputs end, all ranks throw EarlyTermination: that rank from finish(),
   // the others from their next round.
@@ -75,8 +77,8 @@ class JoinLink {
   // Returns the result of the last announcement.
   [[nodiscard]] virtual JoinRound latest() const = 0;
   // For Joinable::shadow(): runs options().empty_step, in which announce() follows the other ranks.
-  // Its first announcement must be the round that is shadowed; throws Mismatch if that one or a
-  // later one differs.
+  // The first announcement must be the shadowed round. Throws Mismatch if an announcement differs
+  // from the other ranks' round.
   virtual void run_empty_step() = 0;
 };
 
@@ -93,8 +95,8 @@ class Joinable {
   // The joinable calls announce() before each round of collectives until `link` is set to null.
   // Throws InvalidArgument to refuse options; nothing is changed in that case.
   virtual void set_join(std::shared_ptr<JoinLink> link) = 0;
-  // Called when the inputs of this rank have ended, before shadow(). Gradients that its optimizer
-  // has applied must not count again.
+  // Called when the inputs of this rank have ended, before shadow(). Gradients that the optimizer
+  // has already applied must not count again.
   virtual void end_inputs() {}
   // Called on a rank whose inputs have ended: makes the calls of a round that the other ranks have
   // announced. Returns true if a training step follows the round.

@@ -20,16 +20,16 @@
 //   fsdp   shards, each with its own rows             sharded/fully_shard.h
 //   tp     parts of every layer                       tensor/plan.h
 //
-// An absent axis has size one, and its options are ignored. Among axes of size one, only fsdp has
-// an effect: the rank stores its parameters as ShardOptions say (compute_dtype, offload). The
+// An absent axis has size one, and its options are ignored. An axis of size one has no effect,
+// except fsdp: the rank stores its parameters as ShardOptions specify (compute_dtype, offload). The
 // headers above document the effect of each strategy on the module, and its errors.
 //
 // tp and cp: parameters become global tensors (lockstep/global/tensor.h), and operations of the
 // model's forward() run on each rank's shards by their rules. Outputs are global tensors, too.
 // Build the optimizer on the handle's parameters(): the module's parameters are no longer leaves of
-// autograd, and using their .grad is an error that says so. A batch, random numbers and other plain
-// tensors must be the same on these ranks: another batch or another generator state is a Mismatch
-// in the first steps, or in a later step that is compared (GlobalOptions::replicate_plain).
+// autograd, and using their .grad throws an error. A batch, random numbers and other plain tensors
+// must be the same on these ranks: different batches or generator states cause a Mismatch in the
+// first steps, or in a later step that is compared (GlobalOptions::replicate_plain).
 //
 //   tp   a pair of a Colwise() and a Rowwise() layer costs one all_reduce in forward and one in
 //        backward; with sequence_parallel (Korthikanti et al., arXiv:2205.05198) a reduce_scatter
@@ -43,9 +43,9 @@
 //        balanced over all rows of a micro-batch, as on one process
 //
 // Rows: a batch is divided over the ranks of data(). Each of them passes its rows to step(); ranks
-// of pp, cp and tp pass the same rows. If data().size() does not divide a batch, no row is lost.
-// All ranks have the same weight: losses and gradients are means of the ranks' means, so a row of a
-// smaller share has a larger weight.
+// of pp, cp and tp pass the same rows. If data().size() does not divide a batch, shares differ in
+// size, and no row is lost. All ranks have the same weight: losses and gradients are means of the
+// ranks' means, so a row of a smaller share has a larger weight.
 //
 //   lockstep::Group data = gpt.data();
 //   at::Tensor own = batch.tensor_split(data.size())[data.rank()];
@@ -106,8 +106,9 @@ struct ParallelOptions {
   // patterns match.
   std::vector<std::string> activation_checkpointing = {};
   int checkpoint_every = 1;
-  // fsdp. Default units: the model's blocks, and modules in several pieces (tied weights). Here and
-  // in `data`, `ignored` requires a mesh of pp, dp and fsdp, and a model without mixtures.
+  // fsdp. Default units: the model's blocks, and modules in several pieces (tied weights).
+  // `ignored`, here and in `data`, requires a mesh with no axes except pp, dp and fsdp, and a model
+  // without mixtures.
   ShardOptions shard = {};
   // dp, ep and cp, on a mesh without fsdp. A hook requires a mesh without pp and a model without
   // mixtures, because each part has its own handle.
@@ -144,11 +145,11 @@ class [[nodiscard]] ParallelModel : public Handle {
   // An invalid batch (no rows, fewer rows than micro-batches, different row counts, inputs that
   // require grad) throws InvalidArgument on every rank that passed it and on the ranks of its
   // pipeline, before gradients are computed. The groups stay usable if all ranks of data() passed
-  // an invalid batch; otherwise the other ranks wait for this one in the collectives of their step,
-  // until their timeout or until it exits: pass one row per micro-batch on every rank. After an
-  // exception on one rank: with pp, all ranks throw Aborted, which names rank, action and text;
-  // without pp, the other ranks throw PeerLost or Timeout, and on a mesh with fsdp possibly
-  // Aborted.
+  // an invalid batch. Otherwise, the other ranks wait for this rank in the collectives of their
+  // step until their timeout, or until this rank exits: so always pass at least one row per
+  // micro-batch on every rank. After an exception on one rank: with pp, all ranks throw Aborted,
+  // which names rank, action and text; without pp, the other ranks throw PeerLost or Timeout, and
+  // on a mesh with fsdp possibly Aborted.
   at::Tensor step(const Tensors& inputs, const Tensors& targets, const PipelineLoss& loss = {});
   // Returns the loss of step() without gradients, in the module's mode (train() or eval()). One row
   // per rank is enough: the number of micro-batches is reduced to the fewest rows of a rank of

@@ -106,8 +106,8 @@ void check_schedule(const Schedule& schedule);
 // Returns the rank of each stage. The schedule must be valid.
 [[nodiscard]] std::vector<int> rank_of_stages(const Schedule& schedule);
 
-// Returns only the forwards of a schedule, for evaluation: of the first `micro_batches`
-// micro-batches, or of all. If `schedule` has no deadlock, the result has none.
+// Return only the forwards of a schedule, for evaluation: those of the first `micro_batches`
+// micro-batches, or all. If `schedule` has no deadlock, the result has none.
 [[nodiscard]] Schedule forward_only(const Schedule& schedule, int micro_batches);
 [[nodiscard]] Schedule forward_only(const Schedule& schedule);
 

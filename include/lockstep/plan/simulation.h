@@ -2,7 +2,7 @@
 // and how many activations they hold.
 //
 //   plan::Simulation simulation = plan::simulate(schedule, {.communication = 0.1});
-//   simulation.bubble();                       // 0.27: of the time of the longest rank
+//   simulation.bubble();                       // 0.27: fraction of the longest rank's time
 //   simulation.ranks[0].peak_activations;      // 4
 //
 // The model: a rank runs one action at a time, in order. An action starts when the actions it

@@ -4,8 +4,8 @@
 // the secret by answering the other's random challenge, and the connection is then encrypted and
 // authenticated (src/store/wire.h documents the bytes). A peer without the secret learns nothing.
 // Such a peer cannot block other clients by sending garbage, by sending slowly or not at all, or by
-// opening many connections: if there are too many unproven connections, the server closes one from
-// the address that has the most. A peer that knows the secret is trusted.
+// opening many connections: if there are too many unauthenticated connections, the server closes
+// one from the address that has the most. A peer that knows the secret is trusted.
 #pragma once
 
 #include <chrono>
@@ -28,8 +28,8 @@ struct StoreServerOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;  // 0 picks a free port; see port().
   std::string secret;      // Any bytes; 32 random bytes are best.
-  // A connection that has not proven within this time that it knows the secret is closed. If more
-  // than `max_unproven` such connections are open, the server closes one: a random one from the
+  // A connection whose client has not proven within this time that it knows the secret is closed.
+  // If more than `max_unproven` such connections are open, the server closes a random one from the
   // address with the most connections (IPv6 addresses count by their first 64 bits).
   Duration handshake_timeout = std::chrono::seconds(10);
   int max_unproven = 256;

@@ -6,7 +6,7 @@
 //   }
 //   Batch batch(std::int64_t step) override { return batches_->batch(step); }
 //
-// Local; one thread.
+// Not collective; not thread-safe.
 #pragma once
 
 #include <lockstep/data/loader.h>

@@ -103,7 +103,7 @@ struct Options {
   // Stop after this many evaluations without a better validation loss; 0: never.
   std::int64_t patience = 0;
   std::int64_t log_every = 10;
-  std::int64_t eval_batches = 0;  // largest number of validation batches per evaluation; 0: all
+  std::int64_t eval_batches = 0;  // maximum of validation batches per evaluation; 0: all
   // For tasks that generate samples: length of the sample at the end (0: none), and interval in
   // steps of samples during training (0: never).
   std::int64_t sample = 0;
@@ -159,7 +159,7 @@ struct Options {
   // chose; but elastic runs and the strategies dp and ps always compute on the CPU.
   std::string device;
 
-  // The most floating-point operations per second of one device in the dtype of the computation, in
+  // Peak floating-point operations per second of one device in the dtype of the computation, in
   // units of 10^12, for `mfu` in metrics.jsonl. 0: unknown.
   double peak_tflops = 0;
 
@@ -171,8 +171,8 @@ struct Options {
 
   // Only for messages, not options. The command line sets them.
   std::string command;  // command that began this run, in shell syntax, without --resume
-  // Where each option was set, by name: "out/config.toml line 2". Options of the command line have
-  // no entry.
+  // Where each option was set, by name: "out/config.toml line 2". Options that were set on the
+  // command line are not listed.
   std::map<std::string, std::string> places;
 };
 

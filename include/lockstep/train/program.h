@@ -19,9 +19,9 @@ namespace lockstep::train {
 
 // Runs the program with main()'s arguments. Call it once, first in main(). Returns the exit code.
 // 0: the run is complete. 128 + N: signal N ended the run, and a checkpoint was saved. 1: the run
-// failed, and a line on standard error says why. 2: likewise, but because of the options. Throws
-// nothing. `start` serves --ranks N; its default argument makes the program, and not
-// liblockstep.so, link the library that starts copies.
+// failed, and a line on standard error says why. 2: the options are invalid, and a line on standard
+// error says why. Throws nothing. `start` serves --ranks N; its default argument makes the program,
+// and not liblockstep.so, link the library that starts copies.
 [[nodiscard]] int run_program(Task& task, int count, char** words,
                               launch::StartCopies start = launch::start_copies);
 

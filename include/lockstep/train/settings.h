@@ -60,7 +60,8 @@ struct Named {
   Value value;
 };
 
-// The words of an enum's values come from a function names_of(), which is defined next to the enum:
+// To bind an enum, define a function names_of() next to the enum. It returns the word of each
+// value:
 //
 //   enum class Shape { round, square };
 //   constexpr std::array<Named<Shape>, 2> names_of(Shape) {

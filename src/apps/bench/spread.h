@@ -20,7 +20,7 @@ struct Summary {
   int calls = 0;
 };
 
-// With fewer values, the 99th percentile would be the largest value or the one next to it.
+// With fewer values, the 99th percentile would be the largest or second-largest value.
 inline constexpr int fewest_for_p99 = 200;
 
 // Returns all zeros for no calls.

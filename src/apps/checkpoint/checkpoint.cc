@@ -203,8 +203,8 @@ std::string shown_bytes(std::uint64_t bytes) {
 }
 
 // Calls `act` for each path, and continues after an unreadable one; returns true if all could be
-// read. A path that has vanished meanwhile is no failure, because a running training removes its
-// older checkpoints.
+// read. A path that has disappeared is not a failure, because a running training removes its older
+// checkpoints.
 bool for_each(const std::vector<fs::path>& paths, const std::function<void(const fs::path&)>& act) {
   bool all = true;
   for (const fs::path& path : paths) {

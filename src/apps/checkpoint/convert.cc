@@ -190,8 +190,8 @@ checkpoint::Metadata metadata_of(const Source& source) {
   return metadata;
 }
 
-// Returns the model if the metadata says that it is a gpt or llama of `lockstep train`. A gpt has
-// the names of GPT-2 already, but its weights have another layout. Both have no config.json.
+// Returns the model if the metadata says that it is a gpt or llama of `lockstep train`. A gpt
+// already has the names of GPT-2, but another layout of weights. Neither has a config.json.
 std::optional<hub::LanguageModel> own_language_model(const fs::path& from, const Source& source) {
   const auto task = source.metadata.find("task");
   if (source.config || task == source.metadata.end()) return std::nullopt;

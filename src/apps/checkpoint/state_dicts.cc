@@ -361,8 +361,8 @@ StateDicts::Numbered StateDicts::numbered(const std::string& optimizer) const {
   return found;
 }
 
-// Sets the sizes of parameters from their states. If one field of a state has the parameter's
-// sizes, all fields have, except scalars.
+// Sets the sizes of parameters from their states. If one field of a state has the sizes of the
+// parameter, all fields except scalars have these sizes.
 void StateDicts::add_sizes(const std::string& optimizer,
                            std::vector<NumberedParameter>& parameters) const {
   std::map<std::string, NumberedParameter*> by_number;

@@ -1,4 +1,4 @@
-// lockstep-eval: how good a model of `lockstep train` is, on the data of its run or on other data.
+// lockstep-eval: evaluates a model of `lockstep train` on the data of its run or on other data.
 #include "base/format.h"
 #include "sys/program.h"
 #include "train/program.h"

@@ -1,5 +1,5 @@
-// lockstep-generate: text that a gpt of `lockstep train` makes up, printed while it is made; or the
-// tokens of a model in a folder of the model hubs.
+// lockstep-generate: generates text with a gpt of `lockstep train` and prints it while it is
+// generated; or generates tokens with a model in a folder of the model hubs.
 #include "base/check.h"
 #include "base/counted.h"
 #include "base/text.h"
@@ -57,12 +57,12 @@ struct Given {
   bool greedy = false;
 };
 
-// Returns true if a process by itself is to compute on a device, which init() chooses.
+// Returns true if a process that runs alone should compute on a device, which init() chooses.
 bool needs_device(const std::string& device) {
   return device != "cpu" && (!device.empty() || at::accelerator::deviceCount() > 0);
 }
 
-// The ranks that compute a model together, or this process alone without --mesh, and their devices.
+// The ranks that compute a model together (only this process without --mesh), and their devices.
 class Ranks {
  public:
   Ranks(const std::string& mesh, const std::string& device) {
@@ -91,7 +91,7 @@ class Ranks {
     if (!is_parallel_) return {};
     return parallelize(std::move(model), Mesh(group_, {{"tp", group_.size()}}), {.tensor = plan});
   }
-  // Writes on rank 0 of the ranks that compute together only.
+  // If several ranks compute together, writes on rank 0 only.
   void write(std::string_view text) const {
     if (!is_parallel_ || group_.rank() == 0) sys::write_out(text);
   }

@@ -30,7 +30,7 @@ using namespace lockstep;
 using namespace lockstep::apps;
 
 // Combines the records of several ranks for one group: where they first differ, which ranks wait in
-// which call, and which ranks never made it.
+// which call, and which ranks never made that call.
 class GroupHistory {
  public:
   // `now` is the time at which the last record was written, in seconds since 1970. `parts` belong
@@ -38,7 +38,7 @@ class GroupHistory {
   GroupHistory(const std::vector<FlightFile>& files, const std::vector<FlightPart>& parts,
                std::string name, double now);
 
-  // Returns nothing if there is nothing to report: no open call, no difference, no failure.
+  // Returns the lines of the report; empty if there is no open call, no difference and no failure.
   [[nodiscard]] std::vector<std::string> tell() const;
 
  private:

@@ -98,7 +98,8 @@ at::Tensor extreme(const at::Tensor& input, const Site& site, Op op) {
   return apply_reduction<Extreme>(input, site, op);
 }
 
-// Its gradient is a product over the other ranks, so factors of zero do no harm.
+// Op::product. The gradient is computed as a product over the other ranks, so it is correct for
+// factors of zero.
 at::Tensor product(const at::Tensor& input, const Site& site) {
   return apply_reduction<Product>(input, site, Op::product);
 }

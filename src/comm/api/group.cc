@@ -17,10 +17,11 @@
 namespace lockstep {
 namespace {
 
-// The caller's tensor, or a tensor made from it.
+// The caller's tensor, or a tensor that was made from it.
 using Operand = c10::MaybeOwned<at::Tensor>;
 
-// Integers that ATen calculates with everywhere; the unsigned ones above 8 bits can only be moved.
+// Unsigned integers above 8 bits are missing: ATen does not support arithmetic on them everywhere,
+// so they can only be moved.
 bool is_integral(at::ScalarType dtype) {
   switch (dtype) {
     case at::kBool:
@@ -35,8 +36,8 @@ bool is_integral(at::ScalarType dtype) {
   }
 }
 
-// Why its memory does not hold its values, one after another, and what to pass instead; empty: it
-// does.
+// Returns why the tensor's memory does not contain its values in order, and what to pass instead;
+// empty if it does.
 std::string_view objection_to(const at::Tensor& tensor) {
   if (tensor._is_zerotensor()) return "is zeros without memory; pass a clone() of it";
   if (!tensor.is_contiguous()) return "is not contiguous; pass a contiguous tensor";
@@ -61,7 +62,7 @@ class Arguments {
         rank_(state.rank()),
         size_(state.size()) {}
 
-  // A tensor that is only read; a copy when it is not contiguous.
+  // Checks a tensor that is only read. Returns it, or a copy if it is not contiguous.
   [[nodiscard]] Operand input(const at::Tensor& tensor) const {
     plain(tensor, "input");
     if (objection_to(tensor).empty()) return Operand::borrowed(tensor);
@@ -69,14 +70,14 @@ class Arguments {
     return Operand::owned(values.resolve_conj().resolve_neg().contiguous());
   }
 
-  // A tensor that is written; must be contiguous.
+  // Checks a tensor that is written: it must be contiguous.
   void output(const at::Tensor& tensor) const {
     plain(tensor, "output");
     if (const auto objection = objection_to(tensor); !objection.empty())
       refuse("the output {}, and copy from it", objection);
   }
 
-  // One that must be undefined on this rank.
+  // Checks that the tensor is undefined.
   void absent(const at::Tensor& tensor, std::string_view role) const {
     if (tensor.defined()) refuse("the {} must be undefined on ranks that are not the root", role);
   }
@@ -112,7 +113,7 @@ class Arguments {
              input.device().str());
   }
 
-  // tensor has `expected` elements; `why` ends the message.
+  // Checks that the tensor has `expected` elements; `why` ends the message.
   void elements(const at::Tensor& tensor, std::string_view role, std::int64_t expected,
                 std::string_view why) const {
     if (tensor.numel() != expected)
@@ -126,7 +127,7 @@ class Arguments {
              counted(tensor.numel(), "element"), counted(size_, "rank"));
   }
 
-  // One count per rank, none negative; returns their sum.
+  // Checks that there is one count per rank and that no count is negative. Returns their sum.
   std::int64_t counts(std::span<const std::int64_t> counts, std::string_view role) const {
     if (std::ssize(counts) != size_)
       refuse("the {} must have an entry for each rank, {}, found {}", role, size_, counts.size());
@@ -146,8 +147,8 @@ class Arguments {
           sent, received);
   }
 
-  // The two share no memory, except that `whole` may hold `part` at element `own_place` (-1: not
-  // even there).
+  // Checks that the two tensors share no memory, except that `part` may lie in `whole` at element
+  // `own_place`. -1: no exception.
   void apart(const at::Tensor& whole, const at::Tensor& part, std::int64_t own_place) const {
     if (!whole.is_alias_of(part) || whole.numel() == 0 || part.numel() == 0) return;
     auto bytes = static_cast<std::int64_t>(whole.element_size());
@@ -189,13 +190,13 @@ bool all_equal(Counts counts) {
   return std::ranges::adjacent_find(counts, std::not_equal_to<>()) == counts.end();
 }
 
-// Complex numbers are added as pairs, so that engines need not know them.
+// Views complex numbers as pairs of real numbers, so that engines need no complex arithmetic.
 Operand as_real(const at::Tensor& tensor) {
   if (!tensor.is_complex()) return Operand::borrowed(tensor);
   return Operand::owned(at::view_as_real(tensor.detach()));
 }
 
-// The counts of as_real's tensor.
+// Returns the counts for the tensor that as_real(tensor) returns.
 std::vector<std::int64_t> as_real(Counts counts, const at::Tensor& tensor) {
   std::vector<std::int64_t> result(counts.begin(), counts.end());
   if (tensor.is_complex()) std::ranges::for_each(result, [](auto& count) { count *= 2; });

@@ -30,7 +30,7 @@ void check_timeout(Duration timeout, std::string_view name) {
   }
 }
 
-// Any collective of one rank leaves its input as its output.
+// Performs a collective in a group of one rank: copies the input to the output.
 void perform_alone(const Call& call) {
   if (!call.input.defined() || !call.output.defined() || call.input.is_same(call.output)) return;
   if (call.input.const_data_ptr() == call.output.const_data_ptr()) return;
@@ -38,7 +38,7 @@ void perform_alone(const Call& call) {
   flat(call.output).copy_(flat(call.input));
 }
 
-// The tensor whose size all ranks agree on; undefined for a barrier.
+// Returns the tensor whose size is equal on all ranks; undefined for a barrier.
 const at::Tensor& operand(const Call& call) {
   switch (call.collective) {
     case Collective::all_gather:
@@ -50,7 +50,7 @@ const at::Tensor& operand(const Call& call) {
   }
 }
 
-// Fills in what all ranks agree on of the tensors.
+// Fills in the dtype and the number of elements, which are equal on all ranks.
 void describe_operand(Call& call) {
   const auto& tensor = operand(call);
   if (!tensor.defined()) return;
@@ -71,7 +71,7 @@ std::vector<int> world_ranks_of(const GroupNames& names, int size) {
   return ranks;
 }
 
-// A call that was refused leaves the group alive.
+// Returns true if the call was refused because of its arguments; the group then stays usable.
 bool is_refusal(const std::exception& error) {
   return dynamic_cast<const InvalidArgument*>(&error) != nullptr ||
          dynamic_cast<const BadInput*>(&error) != nullptr;
@@ -146,7 +146,7 @@ std::uint64_t GroupState::post_to_backend(Call& call) {
   } catch (const std::exception& error) {
     if (entry == 0) throw;
     recorder_->note_end(entry, diagnose::Progress::refused);
-    // As those that waited were told it: a failure is one sentence.
+    // Record the sentence that waiting threads get, without the prefix for later calls.
     if (!is_refusal(error)) recorder_->note_failure(recorded_, diagnose::cause_in(error.what()));
     throw;
   }
@@ -154,7 +154,7 @@ std::uint64_t GroupState::post_to_backend(Call& call) {
 
 Work GroupState::post(Call call, const CallOptions& options, std::source_location where) {
   if (options.timeout) check_timeout(*options.timeout, name());
-  if (has_backend()) backend_->check_process();  // a child's copy of mutex_ may be locked for ever
+  if (has_backend()) backend_->check_process();  // in a child, mutex_ may stay locked
   Lock lock(mutex_);
   call.tag = options.tag;
   call.timeout = options.timeout.value_or(timeout_);
@@ -205,7 +205,7 @@ void GroupState::synchronize(CallId id, std::uint64_t entry) {
 
 bool GroupState::done(CallId id) { return backend_->is_copy_of_parent() || backend_->done(id); }
 
-// Holds the group's posts back until all ranks have come: it is one of them.
+// Holds mutex_ until all ranks have called it, because the call is one of the group's posts.
 at::Tensor GroupState::empty_node_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
                                          std::source_location where) {
   backend_->check_process();
@@ -247,7 +247,7 @@ void Work::synchronize() {
 bool Work::done() const { return !group_ || group_->done(id_); }
 
 std::string write_flight_record(const Group& group, const std::string& folder) {
-  static_cast<void>(group.state_->backend());  // refuses a forked child
+  static_cast<void>(group.state_->backend());  // throws in a forked child
   auto* recorder = group.state_->recorder();
   check(recorder != nullptr, "the group {} ({}) keeps no flight record", group.name(),
         group.backend());
@@ -259,7 +259,7 @@ std::string write_flight_record(const Group& group, const std::string& folder) {
 
 namespace {
 
-// Returns `mine` of every rank, in rank order.
+// Returns the values `mine` of all ranks, in rank order.
 std::vector<std::int64_t> exchange(Group group, const std::vector<std::int64_t>& mine,
                                    std::string_view tag, Group::Where where) {
   auto input = at::tensor(mine, at::kLong);
@@ -269,7 +269,7 @@ std::vector<std::int64_t> exchange(Group group, const std::vector<std::int64_t>&
           output.const_data_ptr<std::int64_t>() + output.numel()};
 }
 
-// Good enough to notice that two ranks passed different lists.
+// Detects that two ranks passed different lists.
 std::int64_t hash_of(std::span<const int> ranks) {
   return static_cast<std::int64_t>(fingerprint_of(ranks));
 }

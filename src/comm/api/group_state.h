@@ -22,8 +22,8 @@ namespace lockstep {
 
 class GroupState : public std::enable_shared_from_this<GroupState> {
  public:
-  // No backend, or one of a single rank, makes a group that answers for itself. Without a recorder
-  // nothing is recorded.
+  // Without a backend, or with a backend of one rank, performs calls itself. Without a recorder,
+  // records nothing.
   GroupState(std::shared_ptr<Backend> backend, GroupNames names, Duration timeout,
              std::shared_ptr<diagnose::FlightRecorder> recorder = nullptr);
   ~GroupState();
@@ -52,7 +52,8 @@ class GroupState : public std::enable_shared_from_this<GroupState> {
   // Returns the number of this group's next part (split or subset). All ranks make parts in the
   // same order, so the number is equal on all ranks.
   [[nodiscard]] std::uint64_t next_part();
-  // Returns the group of `ranks`, which include this rank. As Backend::subset().
+  // Returns the group of `ranks`, which include this rank. The conditions of Backend::subset()
+  // hold.
   [[nodiscard]] std::shared_ptr<GroupState> part(std::span<const int> ranks,
                                                  std::string name) const;
   // Returns the group of all ranks for tensors of the host. As Backend::on_host().

@@ -25,7 +25,8 @@ std::optional<std::string> failure_of(const std::function<void()>& action) {
   }
 }
 
-// A rank's result: the length of its message, and how many of its characters name the rank.
+// A rank's result: the length of its message, and the length of the message's prefix that names the
+// rank.
 struct Outcome {
   static constexpr std::int64_t success = -1;
   std::int64_t length = success, own_name = 0;
@@ -59,7 +60,7 @@ void together(Group& group, const std::function<void()>& action) {
   if (first == all.end()) return;
   const int rank = static_cast<int>(first - all.begin());
   std::string words = broadcast_text(group, name + failure.value_or(""), rank);
-  // If all ranks failed, the rank's name is dropped; otherwise it matters.
+  // If all ranks failed, drop the name of the rank.
   if (std::ranges::all_of(all, failed)) words.erase(0, first->own_name);
   throw CommonFailure(words, rank);
 }

@@ -22,7 +22,7 @@ bool pins_host_memory(c10::DeviceType type) {
       return at::globalContext()
                  .getAcceleratorHooksInterface(c10::kPrivateUse1)
                  .getPinnedMemoryAllocator() != nullptr;
-    } catch (const c10::Error&) {  // what LibTorch's default does
+    } catch (const c10::Error&) {  // LibTorch's default implementation throws
       return false;
     }
   }();

@@ -1,5 +1,5 @@
 // The accelerator of this process: the one device type besides the CPU that LibTorch was built for,
-// or that an extension has registered. All of comm asks here, so no other file names a device type.
+// or that an extension has registered. No other file of comm names a device type.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,13 +11,14 @@
 
 namespace lockstep {
 
-// Nothing in a LibTorch for the CPU.
+// Returns std::nullopt if LibTorch was built for the CPU only.
 [[nodiscard]] std::optional<c10::DeviceType> accelerator();
 
-// How many of its devices this process sees; 0 without an accelerator or a driver.
+// Returns the number of accelerator devices that this process sees; 0 without an accelerator or a
+// driver.
 [[nodiscard]] int accelerator_count();
 
-// Makes `device` the current device of the calling thread. The CPU changes nothing.
+// Makes `device` the current device of the calling thread. Does nothing for the CPU.
 void make_current(c10::Device device);
 
 // True if copies between the device and pinned host memory need no other buffer.
@@ -27,7 +28,8 @@ void make_current(c10::Device device);
 // another thread performs must be ordered after the work that the posting thread had queued. Works
 // for every LibTorch device with streams; host memory needs no ordering.
 
-// The work that this thread had queued on its current stream of one device when the point was made.
+// A position in the calling thread's current stream of a device: after all work that was queued
+// when the point was made.
 class StreamPoint {
  public:
   explicit StreamPoint(c10::Device device);

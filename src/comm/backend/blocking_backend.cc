@@ -20,7 +20,7 @@ using diagnose::FailureKind;
 // Time limit for a run to end after the engine was closed.
 constexpr auto longest_end = std::chrono::seconds(5);
 
-// Most launched calls take tens of microseconds; one that lasts longer is looked at less often.
+// Most launched calls take tens of microseconds; longer calls are polled less often.
 constexpr Duration shortest_pause = std::chrono::microseconds(5);
 constexpr Duration longest_pause = std::chrono::microseconds(200);
 constexpr Duration between_looks = std::chrono::milliseconds(100);

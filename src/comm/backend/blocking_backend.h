@@ -70,8 +70,8 @@ class BlockingBackend final : public Backend {
   [[nodiscard]] std::shared_ptr<Backend> part(std::shared_ptr<BlockingEngine> engine,
                                               std::span<const int> ranks, std::string name) const;
 
-  // Runs on a queue: performs the call, or follows it if it was launched. Reports to the backend
-  // unless it is gone.
+  // Runs on a queue: performs the call, or follows it if it was launched. Reports to the backend,
+  // unless that has been destroyed.
   static void carry_out(const std::shared_ptr<Life>& life, BlockingBackend* backend,
                         BlockingEngine& engine, const PostedCall& call,
                         const std::shared_ptr<Launched>& launched);

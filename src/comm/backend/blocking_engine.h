@@ -1,5 +1,5 @@
-// The interface of an engine whose operations block, or that enqueues them on a device
-// (blocking_backend.h runs them on task queues, or follows them there).
+// The interface of an engine whose operations block, or that enqueues them on a device.
+// BlockingBackend runs the operations on task queues, or polls the enqueued operations there.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -25,7 +25,7 @@ class CallDiffers : public std::runtime_error {
   int rank_;
 };
 
-// Returns the objection of an engine that takes host memory only.
+// Implements objection_to() for an engine that accepts host memory only.
 [[nodiscard]] std::string not_on_host(const at::Tensor& tensor);
 
 class BlockingEngine {
@@ -37,8 +37,8 @@ class BlockingEngine {
 
   // "gloo", "hierarchical".
   [[nodiscard]] virtual std::string_view name() const = 0;
-  // Returns why the engine cannot use the memory of this tensor, a phrase that follows the engine's
-  // name in a message; empty: it can. Called in the order of the posts.
+  // Returns why the engine cannot use the memory of this tensor, as a phrase that follows the
+  // engine's name in a message; empty if it can. Called in the order of the posts.
   [[nodiscard]] virtual std::string objection_to(const at::Tensor& tensor) {
     return not_on_host(tensor);
   }
@@ -47,19 +47,20 @@ class BlockingEngine {
   // determines. One thread runs the collectives one after another; another thread runs the messages
   // of one pair in one direction.
   virtual void run(const PostedCall& call) = 0;
-  // Returns true if it works on the streams of a device: launch() then enqueues a call, and run()
-  // performs the calls that launch() leaves.
+  // Returns true if the engine works on the streams of a device: launch() then enqueues calls, and
+  // run() performs the calls for which launch() returns null.
   [[nodiscard]] virtual bool has_streams() const { return false; }
-  // Enqueues a call on its device, in the posting thread and in the order of the posts, without
-  // waiting for a peer. Null: the call must run(). Throws what the group fails with.
+  // Enqueues a call on its device, without waiting for a peer. Called in the posting thread and in
+  // the order of the posts. Returns null if the call must run(). If it throws, the group fails with
+  // that error.
   [[nodiscard]] virtual std::shared_ptr<Launched> launch(const PostedCall& /*call*/) {
     return nullptr;
   }
-  // Throws if the process of a peer has ended. Called now and then while a launched call is not
-  // complete.
+  // Throws if the process of a peer has ended. Called periodically while a launched call is
+  // incomplete.
   virtual void check_peers() {}
   // Ends every run in progress, here and on the peers. Thread-safe, also during a run; never
-  // throws. `reason` is for peers that learn of the failure this way.
+  // throws. `reason` is sent to peers that do not know of the failure yet.
   virtual void close(std::string_view reason) noexcept = 0;
   // As Backend::empty_shared().
   [[nodiscard]] virtual at::Tensor empty_shared(at::IntArrayRef sizes,

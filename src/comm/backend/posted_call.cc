@@ -7,7 +7,8 @@
 namespace lockstep {
 namespace {
 
-// The caller may give its tensor another storage meanwhile.
+// A separate tensor object: the caller may give its own tensor another storage (set_()) before the
+// call is complete.
 at::Tensor detached(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.detach() : tensor;
 }

@@ -34,43 +34,43 @@ struct PostedCall : CallRecord {
   at::Tensor input;
   at::Tensor output;
   std::source_location where;
-  // The point in the posting thread's stream at the post; null for tensors in host memory.
+  // The position of the posting thread's stream at the time of the post; null for host tensors.
   std::shared_ptr<const StreamPoint> after;
   CallId id;
   std::uint64_t fingerprint = 0;  // of the record
-  // While a device's call is being launched: where its operations are noted instead of waited for.
+  // During launch(): collects the operations of the call, which are not waited for. Otherwise null.
   Launched* launched = nullptr;
 };
 
-// The elements of part `part` of an even or uneven operand.
+// Returns the number of elements of part `part` of an even or uneven operand.
 [[nodiscard]] std::int64_t part_elements(const std::vector<std::int64_t>& counts, std::int64_t all,
                                          int size, int part);
 
 // A call that was enqueued on a device's streams, until the device has completed it.
 struct Launched {
-  // Work of the host after the device has reached a point: copies to tensors in host memory,
-  // comparisons with other ranks. Throws what the group fails with.
+  // Host work that follows once the device has reached a point: copies to tensors in host memory,
+  // comparisons with other ranks. If it throws, the group fails with that error.
   struct Step {
     StreamPoint reached;
     std::function<void()> then;
   };
 
-  // The call's tensors are kept until it is complete or, as their memory then comes after the call
-  // in the order of the posting thread's stream, until that stream waits for it.
+  // Keeps the tensors until the call is complete, or until the posting thread's stream waits for
+  // the call: later uses of their memory on that stream are then ordered after the call.
   Launched(c10::Stream posted_on, std::vector<at::Tensor> tensors);
 
-  // Takes the steps that are due. Returns true when there are no more and the device has reached
-  // the end. One thread.
+  // Runs the steps that are due. Returns true if no steps are left and the device has reached the
+  // end. Not thread-safe.
   [[nodiscard]] bool is_complete();
   // Throws if one of the operations has failed.
   void check() const;
-  // Makes the calling thread's current stream wait for the end. Any thread.
+  // Makes the calling thread's current stream wait for the end. Thread-safe.
   void precede_current();
 
   std::deque<Step> steps;
   std::vector<std::function<void()>> checks;  // each throws if one of its operations has failed
   std::optional<StreamPoint> end;
-  bool is_for_host = false;  // its outputs are in host memory, or it is a barrier
+  bool is_for_host = false;  // outputs in host memory, or a barrier
 
  private:
   const c10::Stream posted_on_;
@@ -78,23 +78,24 @@ struct Launched {
   std::vector<at::Tensor> tensors_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
-// The launched calls of a group that are not complete, and those that wait for them. Thread-safe.
+// The incomplete launched calls of a group, with the callbacks of threads that wait for them.
+// Thread-safe.
 class LaunchedCalls {
  public:
-  // `timeout`: of a wait for the call.
+  // `timeout` applies to a wait for the call.
   void add(CallId id, std::shared_ptr<Launched> launched, Duration timeout);
-  // Notes that a thread waits. Null, and nothing is noted, if the call is complete or is for the
-  // host.
+  // Records that a thread waits for the call, and returns the call. If the call is complete or is
+  // for the host, records nothing and returns null.
   [[nodiscard]] std::shared_ptr<Launched> wait_for(CallId id, std::function<void()> when_complete);
-  // A wait for a call: how long it has lasted, and how long it may.
+  // A wait for a call: its duration so far, and its timeout.
   struct Wait {
     Duration waited;
     Duration timeout;
   };
-  // Later calls of a channel run after earlier ones. Returns the wait with the least time left for
-  // the call or for a later one of its channel; std::nullopt if no thread waits.
+  // Returns the wait with the least time left, for the call or for a later call of its channel
+  // (which cannot complete first); std::nullopt if no thread waits.
   [[nodiscard]] std::optional<Wait> wait_of(CallId id);
-  // Calls what the waits asked for.
+  // Removes the call and runs the callbacks of its waits.
   void complete(CallId id);
 
  private:

@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-// Pinned where LibTorch can: the device then copies without going through other memory.
+// Pinned if LibTorch supports it: the device then copies without another buffer.
 at::Tensor host_memory(const at::Tensor& device) {
   const bool pinned = pins_host_memory(device.device().type());
   return at::empty(device.sizes(), device.options().device(at::kCPU).pinned_memory(pinned));
@@ -53,7 +53,8 @@ void StagedBackend::post(const Call& call) {
 void StagedBackend::wait(CallId id) {
   backend_->wait(id);
   Lock lock(mutex_);
-  // Bring back earlier outputs too: their Works may have been dropped. Messages may be incomplete.
+  // Copy back earlier outputs too, because their Works may have been dropped; but not those of
+  // messages, which may be incomplete.
   auto end = std::ranges::find(outputs_, id, &Output::id);
   if (end != outputs_.end()) ++end;
   for (auto output = outputs_.begin(); output != end;) {

@@ -1,6 +1,5 @@
-// Tensors in a device's memory on an engine that moves the host's: they are copied to pinned host
-// memory when an operation is posted, and its outputs back when it is waited for. So several ranks
-// can share one GPU, which NCCL refuses.
+// Device tensors on an engine that works on host memory: post() copies inputs to pinned host
+// memory, and wait() copies outputs back. So several ranks can share one GPU, which NCCL refuses.
 #pragma once
 
 #include <lockstep/comm/backend.h>
@@ -28,7 +27,7 @@ class StagedBackend final : public Backend {
   void post(const Call& call) override;
   void wait(CallId id) override;
   [[nodiscard]] bool done(CallId id) override { return backend_->done(id); }
-  // On a device: its ordinary memory.
+  // Device tensors get ordinary device memory.
   [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
                                         const at::TensorOptions& options) override;
   [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
@@ -46,9 +45,9 @@ class StagedBackend final : public Backend {
     CallId id;
     at::Tensor device;
     at::Tensor host;
-    std::shared_ptr<const StreamPoint> after;  // what was given to the device until the post
+    std::shared_ptr<const StreamPoint> after;  // the stream's position at the post
   };
-  // Where bytes of a storage lie.
+  // A range of bytes in a storage.
   struct Region {
     const void* storage = nullptr;
     std::int64_t begin = 0;
@@ -66,7 +65,8 @@ class StagedBackend final : public Backend {
   std::list<Output> outputs_ LOCKSTEP_GUARDED_BY(mutex_);  // in the order of their posts
 };
 
-// `backend`, which takes tensors of the host, with staging if LibTorch has an accelerator.
+// Returns `backend`, which accepts only host tensors, wrapped with staging if LibTorch has an
+// accelerator.
 [[nodiscard]] std::shared_ptr<Backend> staged(std::shared_ptr<Backend> backend);
 
 }  // namespace lockstep

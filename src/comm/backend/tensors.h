@@ -28,13 +28,13 @@ namespace lockstep {
 // (Backend::empty_node_shared), so that different sizes are a Mismatch.
 [[nodiscard]] std::string node_shared_tag(at::IntArrayRef sizes, const at::TensorOptions& options);
 
-// The combination of one value a rank (equal sizes, dtypes and devices) in a tensor of its own:
-// float for half and bfloat16, so that it is rounded once, when it is stored. Uses ATen: the plain
-// form of what faster backends do, and their oracle.
+// Returns the combination of one value per rank (of equal sizes, dtypes and devices) as a new
+// tensor: float for half and bfloat16, so that the value is rounded only when it is stored. Uses
+// ATen: the plain form of what faster backends do, and their oracle.
 [[nodiscard]] at::Tensor reduce_in_tree(std::span<const at::Tensor> values, Op op);
 
-// Stores the same combination in `result`, rounded once. All tensors are contiguous and have one
-// size, dtype and device. Uses the kernels (comm/kernels/combine.h) for tensors of the host.
+// Stores the same combination in `result`, rounded once. All tensors are contiguous and have the
+// same size, dtype and device. Uses the kernels for host tensors.
 void reduce_in_tree_into(const at::Tensor& result, std::span<const at::Tensor> values, Op op);
 
 }  // namespace lockstep

@@ -128,7 +128,7 @@ std::vector<std::int64_t> read_counts(WordReader& words) {
   return values;
 }
 
-// Without what would be read as the end of a word or of the line.
+// Replaces characters that would end the word or the line.
 std::string plain(std::string text, bool keeps_blanks) {
   for (char& letter : text) {
     if (letter == '\n' || letter == '\r' || (letter == ' ' && !keeps_blanks))
@@ -241,7 +241,7 @@ std::optional<CallRecord> read_call(std::string_view text) {
   call.root = static_cast<int>(words.number(-1, most_int));
   auto dtype = words.number(-1, static_cast<std::int64_t>(dtype_count) - 1);
   if (dtype >= 0) call.dtype = static_cast<DType>(dtype);
-  call.elements = words.number(0, most / 16);  // whose bytes are a number, too
+  call.elements = words.number(0, most / 16);  // so that the number of bytes fits, too
   call.number = static_cast<std::uint64_t>(words.number(0, most));
   call.line = static_cast<std::uint32_t>(words.number(0, most_int));
   call.input_counts = read_counts(words);

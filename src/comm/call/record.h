@@ -1,5 +1,5 @@
-// One call without its tensors: what ranks compare, keep in histories, tell each other and name in
-// messages. One class, and one way to describe a call, for all engines.
+// One call without its tensors: the form in which all engines compare, store, publish and describe
+// calls.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -49,7 +49,7 @@ class GroupNames {
   std::vector<int> world_ranks_;
 };
 
-// A call as values: CallInfo (lockstep/comm/call.h) without views.
+// CallInfo (lockstep/comm/call.h) as values instead of views.
 struct CallRecord {
   Collective collective = Collective::barrier;
   Op op = Op::sum;
@@ -62,21 +62,22 @@ struct CallRecord {
   std::string file = {};  // of the call site, without its folders
   std::uint32_t line = 0;
   std::uint64_t number = 0;
-  Duration timeout = {};  // of its wait; not told to others
+  Duration timeout = {};  // of its wait; not published
 
   [[nodiscard]] bool is_uneven() const { return !input_counts.empty() || !output_counts.empty(); }
   friend bool operator==(const CallRecord&, const CallRecord&) = default;
 };
 [[nodiscard]] CallRecord record_of(const CallInfo& call);
 
-// True when the two belong together: two ranks' calls of one collective, or the two ends of one
-// message. The counts of an uneven all_to_all are compared apart, by counts_agree.
+// Returns true if the calls match: two ranks' calls of one collective, or the two ends of one
+// message. Does not compare the counts of an uneven all_to_all; counts_agree() does.
 [[nodiscard]] bool same_call(const CallRecord& a, const CallRecord& b);
-// In an all_to_all: whether `from` sends as much to `to` as `to` expects of it.
+// For an all_to_all: returns true if rank `from_rank` sends as many elements to `to_rank` as that
+// rank expects.
 [[nodiscard]] bool counts_agree(const CallRecord& from, int from_rank, const CallRecord& to,
                                 int to_rank);
 
-// A number that two calls share when they belong together, and hardly ever otherwise.
+// Returns a hash that is equal for calls that match (same_call()).
 [[nodiscard]] std::uint64_t fingerprint_of(const CallRecord& call);
 
 // all_reduce #417 (bucket 2, 12 MiB, train.cc:88); recv #3 from rank 1 (12 B, train.cc:90). `group`
@@ -88,15 +89,15 @@ struct CallRecord {
 // all_reduce #417 (bucket 2, sum, 3145728 x float32, train.cc:88)
 [[nodiscard]] std::string describe_fully(const CallRecord& call, const GroupNames& group = {});
 
-// A call of which only the words are known, such as one of a flight record.
+// A call of which only the text is known, such as a call in a flight record.
 struct CallWords {
   std::string_view collective;
   std::uint64_t number = 0;
   std::string_view tag = {};
-  std::string_view op = {};     // empty where there is none
-  int root = -1;                // or the peer of a message; below 0 where there is none
-  std::int64_t elements = -1;   // below 0 where they are not one number
-  std::string_view dtype = {};  // empty where nothing moves
+  std::string_view op = {};     // empty: none
+  int root = -1;                // or the peer of a message; below 0: none
+  std::int64_t elements = -1;   // below 0: not a single number
+  std::string_view dtype = {};  // empty: no data
   bool is_uneven = false;
   std::string where = {};  // train.cc:88
 };
@@ -112,7 +113,7 @@ struct CallWords {
 // Returns std::nullopt for any other text.
 [[nodiscard]] std::optional<CallRecord> read_call(std::string_view text);
 
-// Reads a line of words separated by single blanks, as a peer has written it.
+// Reads a line of words, separated by single blanks, that a peer has written.
 class WordReader {
  public:
   explicit WordReader(std::string_view line) : rest_(line) {}
@@ -138,7 +139,7 @@ class WordReader {
 
   // Returns the text that has not been read.
   [[nodiscard]] std::string_view rest() const { return rest_; }
-  // Returns true if every word had the form it was read as.
+  // Returns true if all words could be parsed.
   [[nodiscard]] bool is_good() const { return good_; }
 
  private:

@@ -166,7 +166,7 @@ class WatchCore {
   }
 
  private:
-  // Returns true if something may be found here without another post.
+  // Returns true if another look() may find something even if nothing is posted here.
   [[nodiscard]] bool look(WatchedGroup& group) {
     if (group.is_over_) return false;
     std::vector<ChannelKey> channels;
@@ -180,7 +180,8 @@ class WatchCore {
     try {
       if (!is_new && is_open) ask_for_end(group);
       if (!is_new) return is_open && !group.is_over_;
-      // Write before read: if two ranks do this at once, at least one sees the other's statement.
+      // Write before reading: if two ranks do this at once, at least one of them sees the other's
+      // statement.
       group.state(*store_, process_, WatchedGroup::Presence::stays);
       compare(group, group.partners(channels));
     } catch (const std::exception& error) {

@@ -33,7 +33,7 @@ namespace lockstep::diagnose {
 // set, open calls stay open and no call is added.
 class OpenCalls {
  public:
-  // How long a wait lasts before a line in the log tells of it.
+  // How long a wait lasts before it is logged.
   static constexpr Duration notice_after = std::chrono::seconds(30);
 
   explicit OpenCalls(std::string group) : group_(std::move(group)) {}
@@ -90,8 +90,8 @@ class OpenCalls {
 // it exchanged messages with. A call that differs on any two ranks is therefore found within about
 // two periods, even if the engine would move wrong bytes without noticing; an operation costs only
 // the time to note it. If calls are open and nothing new is posted, the thread checks whether other
-// ranks have ended the group, because the rank that this one waits for may not know of it. While no
-// call is open, the thread sleeps.
+// ranks have ended the group, because the peer that this rank waits for may not have noticed. While
+// no call is open, the thread sleeps.
 //
 // Keys: "lockstep/calls/<group>/<rank>"; diagnosis.h has the keys of a group's end.
 //
@@ -108,7 +108,7 @@ class WatchCore;
 // This rank's membership in one watched group.
 class WatchedGroup {
  public:
-  // Call after each call that was added to the group's calls. Thread-safe.
+  // Call it after each call of OpenCalls::add(). Thread-safe.
   void note_post();
 
  private:
@@ -135,12 +135,12 @@ class WatchedGroup {
   const int size_;
   const std::shared_ptr<OpenCalls> calls_;
   const OnEnd on_end_;
-  Mutex stating_;  // a statement never replaces a later one
+  Mutex stating_;  // prevents that an old statement replaces a newer one
   Presence presence_ LOCKSTEP_GUARDED_BY(stating_) = Presence::stays;
   Mutex gate_;
   bool gone_ LOCKSTEP_GUARDED_BY(gate_) = false;
-  std::uint64_t stated_ = 0;  // version of the history in the store; the watch's thread
-  bool is_over_ = false;      // nothing more can be found; the watch's thread
+  std::uint64_t stated_ = 0;  // version of the history in the store; watch thread only
+  bool is_over_ = false;      // nothing more can be found; watch thread only
 };
 
 class CallWatch {
@@ -156,13 +156,13 @@ class CallWatch {
 
   // Publishes that this rank is in the group, and from then on its `calls`. Calls `on_end` at most
   // once, on the watch's thread: with a sentence that names both calls of a mismatch, or with an
-  // empty one if other ranks have agreed on why the group ends. A store operation.
+  // empty text if other ranks have agreed on why the group ends. May block in the store.
   [[nodiscard]] std::shared_ptr<WatchedGroup> join(const GroupNames& names, int rank, int size,
                                                    std::shared_ptr<OpenCalls> calls,
                                                    std::function<void(const std::string&)> on_end);
-  // Afterwards the group's on_end is not running and will not be called again. If `is_complete`,
-  // publishes that this rank has left, and whether by an exception. Never throws; must not be
-  // called from on_end.
+  // After it returns, the group's on_end is not running and will not be called again. If
+  // `is_complete`, publishes that this rank has left, and whether because of an exception. Never
+  // throws; must not be called from on_end.
   void leave(const std::shared_ptr<WatchedGroup>& group, bool is_complete,
              bool by_exception = false) noexcept;
 

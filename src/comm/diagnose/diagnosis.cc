@@ -83,7 +83,7 @@ struct Diagnosis::Survey {
   }
 };
 
-// `number` is the number of the call that other ranks wait in.
+// `number`: the call that other ranks wait in.
 PeerStatus Diagnosis::Survey::Surveyed::status(ChannelKey channel, std::uint64_t number) const {
   PeerStatus result{.rank = rank, .has_called = has_called};
   const auto* told = &statement.of(channel);

@@ -23,7 +23,8 @@
 
 namespace lockstep::diagnose {
 
-// Copies act for the same rank of the same group.
+// Agrees with the other ranks on the cause of a failure. Copies of an object stand for the same
+// rank of the same group.
 class Diagnosis {
  public:
   // `store_timeout`: the time limit of all store operations of one agreement.
@@ -44,17 +45,17 @@ class Diagnosis {
   // most `store_timeout`; never throws.
   [[nodiscard]] std::string overdue(const CallRecord& call, Duration waited) noexcept;
 
-  // Returns the sentence of a mismatch with the call of rank `other`; without `other`, with any
-  // rank that made a different call. Empty if no rank did. Blocks at most `store_timeout`; never
-  // throws.
+  // Returns the sentence of a mismatch with the call of rank `other`; without `other`, with the
+  // call of any rank that made a different call. Empty if there is no mismatch. Blocks at most
+  // `store_timeout`; never throws.
   [[nodiscard]] std::string difference(const CallRecord& call,
                                        std::optional<int> other = std::nullopt) noexcept;
 
  private:
   struct Survey;
   using Say = std::string(Diagnosis&);
-  // Returns the result of `say`; if the store fails, that of `otherwise` and the store's error.
-  // Throws std::bad_alloc.
+  // Returns the result of `say`; if the store fails, returns the result of `otherwise` and the
+  // store's error. Throws std::bad_alloc.
   [[nodiscard]] std::string said_in_time(const std::function<std::string()>& otherwise,
                                          std::function<Say> say);
   // Implements agree(); throws std::bad_alloc.

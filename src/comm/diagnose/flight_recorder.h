@@ -62,8 +62,8 @@ namespace lockstep::diagnose {
 #endif
 }
 
-// Measures the rate of the counter over its own lifetime, so it converts timestamps of that period
-// exactly.
+// Converts timestamps to times. Measures the counter's rate over the object's own lifetime, so
+// conversions of timestamps from that period are exact.
 class TimestampScale {
  public:
   using WallClock = std::chrono::system_clock;
@@ -83,7 +83,7 @@ class TimestampScale {
   Clock::time_point begin_ = Clock::now();
 };
 
-// How far a call has come, as its rank knows.
+// The progress of a call, as known to its rank.
 enum class Progress : std::uint8_t { posting, posted, waiting, done, failed, refused };
 
 struct alignas(128) FlightSlot {

@@ -48,7 +48,7 @@ struct Statement {
   bool by_exception = false;  // it left while an exception unwound its stack
   std::map<ChannelKey, ChannelStatement> channels;
 
-  // Skips lines that cannot be parsed: a peer of another build then only tells less.
+  // Skips lines that cannot be parsed, because a peer of another build may write other lines.
   [[nodiscard]] static Statement read(std::string_view text);
   // Returns the statement about a channel; an empty one if the rank has not published any.
   [[nodiscard]] const ChannelStatement& of(ChannelKey channel) const;
@@ -69,8 +69,8 @@ struct Difference {
 // Not synchronised.
 class CallHistory {
  public:
-  // `kept`: calls to compare with. `told`: calls to publish. Then the distance of marks and their
-  // number.
+  // `kept`: the number of calls to compare with. `told`: the number of calls to publish. The last
+  // two: the distance and the number of chain marks.
   static constexpr std::size_t kept = 256;
   static constexpr std::size_t told = 24;
   static constexpr std::size_t mark_distance = 32;

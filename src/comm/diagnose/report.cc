@@ -100,7 +100,7 @@ std::vector<int> ranks_of(const Peers& peers) {
   return ranks;
 }
 
-// "its", "it", "has"; "their", "they", "have"; "rank 2's", "rank 2", "has".
+// For example "its", "it", "has", or "their", "they", "have", or "rank 2's", "rank 2", "has".
 struct Pronouns {
   std::string whose = "its";
   std::string who = "it";
@@ -196,7 +196,7 @@ std::string due_before(const Peers& behind, const Peers& missing, const CallReco
 
 std::string somebody_is_missing(const CallRecord& call, const Peers& missing,
                                 const std::vector<int>& waiting, const GroupNames& group) {
-  // A stopped process may not even have told how far it came.
+  // Prefer stopped processes: they may have made more calls than they could publish.
   auto candidates = those(missing, [](const auto& peer) { return !peer.stopped_process.empty(); });
   if (candidates.empty()) candidates = missing;
   auto least = std::ranges::min(candidates, {}, &PeerStatus::last_number)->last_number();

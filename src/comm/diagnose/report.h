@@ -1,6 +1,6 @@
-// The sentences of failure reports: engines give facts, and all errors and warnings about a group
-// are worded here, the same on every engine (docs/reference/error_messages.md). Facts name ranks by
-// their numbers in the group; the sentences add their numbers in the world.
+// The sentences of failure reports. Engines pass facts; this file words all errors and warnings
+// about a group, equally for every engine (docs/reference/error_messages.md). Facts contain ranks
+// of the group; the sentences add the world ranks.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -45,14 +45,15 @@ class Failure {
 
   // Throws the error; for a wait that the error interrupted.
   void rethrow_if_any() const;
-  // Throws the same kind of error with a text that says the group was dead before; for later calls.
+  // Throws the same kind of error with the text that the group had failed before; for later calls.
   void refuse_if_any(std::string_view call, std::string_view group) const;
 
  private:
   std::exception_ptr error_;
 };
 
-// Returns the cause of death from the text of a later call's error; any other text unchanged.
+// Returns the original failure from the text of a later call's error; returns any other text
+// unchanged.
 [[nodiscard]] std::string_view cause_in(std::string_view text);
 
 // The state of one rank that an operation needs, as far as this rank knows it.
@@ -63,9 +64,9 @@ struct PeerStatus {
   // The latest call of this channel, or of any channel if this channel has none.
   std::optional<CallRecord> last = {};
   bool last_is_of_channel = true;
-  bool may_have_called_more = false;  // it ended or was stopped before it could tell of everything
-  std::optional<CallRecord> unmet = {};  // a message of it that its peer has not met
-  std::string stopped_process = {};      // its number, where it is stopped
+  bool may_have_called_more = false;  // it ended or stopped before publishing all
+  std::optional<CallRecord> unmet = {};  // a message that its peer has not posted
+  std::string stopped_process = {};      // the pid, if the process is stopped
 
   // The number of the latest call of this channel; 0 if it has no call yet.
   [[nodiscard]] std::uint64_t last_number() const {
@@ -74,7 +75,8 @@ struct PeerStatus {
 };
 
 // after 1s: rank 3 never called all_reduce #417 (bucket 2, 12 MiB, train.cc:88) that ranks 0-2 wait
-// in; its last call was ... The ranks that are furthest behind are named: others may wait for them.
+// in; its last call was ... Names the ranks that are furthest behind, because the others may wait
+// for them.
 [[nodiscard]] std::string overdue_sentence(const CallRecord& call,
                                            std::span<const PeerStatus> peers, Duration waited,
                                            const GroupNames& group);
@@ -83,26 +85,25 @@ struct PeerStatus {
 struct LostRank {
   int rank = 0;
   int size = 1;  // of the group
-  // std::nullopt: the rank left by itself. Else the number of its process, empty if it is not
-  // known.
+  // The pid of the rank's process, empty if unknown; std::nullopt if the rank left by itself.
   std::optional<std::string> ended_process = {};
   bool by_exception = false;              // it left while an exception unwound its stack
-  std::string how = {};                   // or what else is to be said of how it was lost
-  std::optional<PeerStatus> status = {};  // what it called last, where that is known
-  std::optional<CallRecord> call = {};    // that others wait in
+  std::string how = {};                   // replaces the text on how it was lost
+  std::optional<PeerStatus> status = {};  // its last calls, if known
+  std::optional<CallRecord> call = {};    // the call that others wait in
   std::vector<int> waiting = {};
   std::vector<int> also_lost = {};
 };
 // rank 1 of 3 was lost: its process 4711 ended without leaving; its last call was ...; ranks 0, 2
 // wait in all_reduce #8 (...)
 [[nodiscard]] std::string lost_sentence(const LostRank& lost, const GroupNames& group);
-// For a rank whose connection is gone, but which is not identified. `silent`: ranks without a call.
+// For a lost connection to an unidentified rank. `silent`: the ranks that have not made the call.
 [[nodiscard]] std::string gone_sentence(const CallRecord& call, std::span<const int> silent,
                                         std::span<const int> waiting, std::string_view how,
                                         const GroupNames& group);
 
-// rank 0 called all_reduce #5 (...) where rank 1 called barrier #5 (a.cc:9). Nothing of the other:
-// it did not say which call it made.
+// rank 0 called all_reduce #5 (...) where rank 1 called barrier #5 (a.cc:9). `other` is
+// std::nullopt if that rank did not publish its call.
 [[nodiscard]] std::string mismatch_sentence(const CallRecord& call, int rank,
                                             const std::optional<CallRecord>& other, int other_rank,
                                             const GroupNames& group);
@@ -111,9 +112,9 @@ struct LostRank {
 [[nodiscard]] std::string execution_sentence(int rank, const CallRecord& call, std::string_view why,
                                              const GroupNames& group);
 
-// Sentences for the case that the store did not say more, so that only this rank's knowledge is
-// described: an incomplete call, a call in which `what` happened, a call that differs from another
-// rank's, an abort, or any other problem.
+// Sentences for the case that the store has no more information, so that they describe only facts
+// that this rank knows: an incomplete call, a call in which `what` happened, a call that differs
+// from another rank's, an abort, or any other problem.
 [[nodiscard]] std::string words_of_incomplete(const CallRecord& call, Duration waited,
                                               const GroupNames& group);
 [[nodiscard]] std::string words_of_trouble(const CallRecord& call, std::string_view what,
@@ -132,15 +133,15 @@ struct LostRank {
 // Returns the sentence for a group that failed for an unknown reason.
 [[nodiscard]] std::string untold_sentence(const GroupNames& group);
 
-// For ranks that pass their inputs on in the slots of a ring (shm):
-// `late` have posted small operations before `call` without executing them;
+// For ranks that pass inputs in the slots of a ring (shm): the ranks `late` have posted small
+// operations before `call` without executing them.
 [[nodiscard]] std::string late_sentence(const CallRecord& call, std::span<const int> late,
                                         Duration waited, const GroupNames& group);
-// `slow` have posted `posted` operations without reading the first of them, and `rank` waits to
-// post the next operation;
+// The ranks `slow` have posted `posted` operations without reading the first of them, and `rank`
+// waits to post the next operation.
 [[nodiscard]] std::string unread_sentence(std::span<const int> slow, int posted, int rank,
                                           Duration waited, const GroupNames& group);
-// a rank was lost before it posted operation `number`, which `waiting` waits to post;
+// A rank was lost before it posted operation `number`, which the rank `waiting` waits to post.
 [[nodiscard]] std::string words_of_early_end(std::uint64_t number, int waiting, bool by_exception,
                                              const GroupNames& group);
 // "; rank 1 is in all_reduce #7 (...) and may still write to its output: WHY".

@@ -74,7 +74,7 @@ std::shared_ptr<Backend> make_hierarchical(std::string_view name, std::shared_pt
 struct NamedBackend {
   std::string_view name;
   decltype(&make_shm) make;
-  bool (*has)();  // whether this build has it
+  bool (*has)();  // true if this build has it
 };
 
 // The one list of backends.

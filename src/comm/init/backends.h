@@ -21,13 +21,13 @@ struct BackendOptions {
   Duration timeout = std::chrono::minutes(10);
   Duration join_timeout = std::chrono::minutes(5);
   std::int64_t arena_bytes = 0;         // shm
-  std::optional<bool> arena_tensors;    // shm: whether CPU tensors are made in the arena
-  std::string address = "127.0.0.1";    // gloo: of this machine, as its peers reach it
-  MakeC10dBackend c10d = {};            // the engine, which `name` only names
-  bool c10d_streams = false;            // and works on streams of `device`
+  std::optional<bool> arena_tensors;    // shm: CPU tensors are made in the arena
+  std::string address = "127.0.0.1";    // gloo: of this host, for its peers
+  MakeC10dBackend c10d = {};            // makes the engine `name`
+  bool c10d_streams = false;            // that engine works on streams of `device`
   bool float_sums = false;              // InitOptions::float_sums
   std::vector<std::string> hosts = {};  // hierarchical: of each rank
-  std::vector<int> world_ranks = {};    // shm: of these ranks, where they are a part of the world
+  std::vector<int> world_ranks = {};    // shm: of these ranks, if they are not the whole world
   std::optional<c10::Device> device = {};  // of this rank, if it is not the CPU
 };
 
@@ -35,11 +35,11 @@ struct BackendOptions {
 // ...
 [[nodiscard]] std::vector<std::string_view> backend_names();
 
-// As has_streams() of device.h, of a group whose backend has this name.
+// Like has_streams() of device.h, for a group whose backend has this name.
 [[nodiscard]] bool has_streams(std::string_view name);
 
-// The world of `size` ranks that share `store`. Blocks until all have come. BadInput for a name
-// that this build does not have, and as the engines say.
+// Makes the world of `size` ranks that share `store`. Blocks until all ranks have joined. Throws
+// BadInput if this build has no backend `name`, and the errors of the engine.
 [[nodiscard]] std::shared_ptr<Backend> make_backend(std::string_view name,
                                                     std::shared_ptr<Store> store, int rank,
                                                     int size, const BackendOptions& options);

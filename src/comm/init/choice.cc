@@ -43,7 +43,7 @@ std::vector<std::optional<int>> chosen_devices(const RankPlaces& places) {
 
 using Pair = std::pair<std::size_t, std::size_t>;
 
-// The first two ranks that have one device.
+// Returns the first two ranks that have the same device.
 std::optional<Pair> first_to_share(const RankPlaces& places,
                                    std::span<const std::optional<int>> chosen) {
   std::map<std::pair<std::string_view, std::string_view>, std::size_t> users;
@@ -162,7 +162,7 @@ Devices usable_devices(const Devices& seen, std::string_view wanted, std::string
   if (wanted.empty()) return seen;
   const auto device = parsed(wanted);
   if (device && device->is_cpu()) return {};
-  // c10 cuts an index to 8 bits: cuda:256 would be cuda:0.
+  // c10 truncates the index to 8 bits: cuda:256 would become cuda:0.
   const bool is_exact = device && device->str() == wanted;
   const int count = static_cast<int>(seen.indices.size());
   if (!is_exact || count == 0 || device->type() != seen.type || device->index() >= count)

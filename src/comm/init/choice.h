@@ -12,15 +12,16 @@
 
 namespace lockstep {
 
-// `hosts` names the host of each rank; `names` are the engines of this build. One host: shm.
-// Several with one rank each: gloo, or mpi where only mpirun connects them (`by_mpirun`) or gloo is
-// not there. Several ranks on some: hierarchical over that. `asked` as far as it says; a plain
-// "hierarchical" is completed: "hierarchical:gloo".
+// Returns `asked` if it is not empty; a plain "hierarchical" becomes "hierarchical:gloo" or
+// "hierarchical:mpi". Otherwise: shm for one host. Several hosts with one rank each: gloo, or mpi
+// if mpirun started the ranks (`by_mpirun`) or this build has no gloo. Several ranks on some hosts:
+// hierarchical over gloo or mpi. `hosts`: the host of each rank; `names`: the engines of this
+// build.
 [[nodiscard]] std::string choose_backend(std::string_view asked, std::span<const std::string> hosts,
                                          bool by_mpirun, std::span<const std::string_view> names);
 
-// The hosts and devices of all ranks. After the handshake all ranks know them, so all choose the
-// same.
+// The hosts and devices of all ranks. Equal on all ranks after the handshake, so that all ranks
+// make the same choice.
 struct RankPlaces {
   std::span<const std::string> hosts;                 // of each rank
   std::span<const std::vector<std::string>> devices;  // names of those that each rank may use
@@ -33,16 +34,16 @@ struct Wishes {
 };
 
 struct Choice {
-  std::optional<int> device;  // its place in the list of this rank; nothing: the CPU
+  std::optional<int> device;  // index in this rank's list; std::nullopt: the CPU
   std::string backend;
   std::string reason;  // for the log; begins in lower case
 };
 
 // Ranks of a host with equal lists of devices take turns: the k-th rank gets device k, modulo the
 // number of devices. `device_backend` is the backend for groups in which each rank has a device; it
-// may be empty. It is chosen if no two ranks share a device and no rank has the CPU. All other
-// groups go through host memory (choose_backend()). Throws BadInput if two ranks would share a
-// device and sharing is not allowed.
+// may be empty. It is chosen if every rank has a device and no two ranks share one. Otherwise
+// choose_backend() chooses, and data goes through host memory. Throws BadInput if two ranks would
+// share a device and sharing is not allowed.
 [[nodiscard]] Choice choose(int rank, const RankPlaces& places, const Wishes& wishes,
                             std::string_view device_backend,
                             std::span<const std::string_view> names);
@@ -51,19 +52,21 @@ struct Choice {
 struct Devices {
   c10::DeviceType type = c10::kCPU;
   std::vector<c10::DeviceIndex> indices;
-  // One per index. Two ranks of a host that give the same name mean the same device.
+  // One name per index. On one host, equal names denote the same device.
   std::vector<std::string> names;
 };
 
-// Every device that this process sees; none on a host without an accelerator.
+// Returns all devices that this process sees; empty on a host without an accelerator.
 [[nodiscard]] Devices visible_devices();
 
-// Names of `count` devices whose identity is not known: the entries of CUDA_VISIBLE_DEVICES, which
-// number the devices of the host, else their numbers in this process.
+// Returns names for `count` devices whose identity is unknown: the entries of `visible`
+// (CUDA_VISIBLE_DEVICES), which are device numbers of the host, else the devices' numbers in this
+// process.
 [[nodiscard]] std::vector<std::string> device_names(int count, std::string_view visible);
 
-// The part of `seen` that `wanted` allows: "" all, "cpu" none, "cuda" all, "cuda:1" that one.
-// BadInput begins with `source`, the name of the variable or option.
+// Returns the devices of `seen` that `wanted` allows: "" and "cuda" allow all, "cpu" none, "cuda:1"
+// one. Throws BadInput for other values; the message begins with `source`, the name of the variable
+// or option.
 [[nodiscard]] Devices usable_devices(const Devices& seen, std::string_view wanted,
                                      std::string_view source);
 

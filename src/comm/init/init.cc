@@ -57,8 +57,7 @@ void check_options(const InitOptions& options) {
         options.arena_bytes);
 }
 
-// A thread takes the number that was set last in any thread, so this holds for autograd's threads
-// too.
+// Threads take the value that was set last in any thread, so it also applies to autograd's threads.
 void share_cores(int local_size) {
   if (environment::text("OMP_NUM_THREADS")) return;
   at::set_num_threads(std::max(1, sys::usable_cores() / local_size));
@@ -68,8 +67,9 @@ bool is_first_on_host(const std::vector<std::string>& hosts, int rank) {
   return std::ranges::find(hosts, hosts.at(rank)) - hosts.begin() == rank;
 }
 
-// The store of `lockstep run`, whose agent knows which ranks have ended: PeerLost from a call that
-// waits there, until all have met. Later a rank may end while others go on.
+// Wraps the store of `lockstep run`, whose agents publish which ranks have ended: until all ranks
+// have met, a call that waits throws PeerLost if a rank has ended. After that, a rank may end while
+// others continue.
 std::shared_ptr<Store> until_all_have_met(std::shared_ptr<Store> store,
                                           const rank_env::RankInfo& info,
                                           std::shared_ptr<std::atomic<bool>> all_have_met) {
@@ -82,8 +82,8 @@ std::shared_ptr<Store> until_all_have_met(std::shared_ptr<Store> store,
   return std::make_shared<rendezvous::MeetingStore>(std::move(store), std::move(check));
 }
 
-// A store that rank 0 of an earlier group of this run still holds may vanish while the ranks meet
-// for the next one: then they meet again, in the new one.
+// The store may still be served for an earlier group of this run, and end while the ranks meet for
+// the next group. If so, the ranks meet again in the new store.
 rendezvous::WorldInfo meet(const rank_env::RankInfo& info, std::string_view backend,
                            const Devices& devices, const StoreFilter& filter, Deadline deadline,
                            const std::shared_ptr<std::atomic<bool>>& all_have_met) {
@@ -100,18 +100,18 @@ rendezvous::WorldInfo meet(const rank_env::RankInfo& info, std::string_view back
   }
 }
 
-// Where rank 0 has no name, as under mpirun, any address by which others reach this host must do.
+// If the rendezvous names no host, as under mpirun, uses an address of this host's name.
 std::string address_of_this_host(const rank_env::RankRendezvous& rendezvous) {
   return sys::address_towards(rendezvous.host.empty() ? sys::host_name() : rendezvous.host);
 }
 
-// The device that the program or its environment asks for, and the name of that setting.
+// Returns the device that the options or the environment request, and the name of that setting.
 std::pair<std::string, std::string_view> asked_device(const InitOptions& options) {
   if (!options.device.empty()) return {options.device, "init: the option device"};
   return {environment::text(rank_env::variable::device).value_or(""), rank_env::variable::device};
 }
 
-// A program for the CPU works on a host whose GPUs cannot be asked.
+// If the CPU is requested, does not query GPUs: the query may fail.
 Devices devices_of_rank(const InitOptions& options) {
   const auto [wanted, source] = asked_device(options);
   if (wanted == "cpu") return {};
@@ -123,15 +123,15 @@ bool may_share_gpus(const InitOptions& options) {
   return environment::flag(rank_env::variable::share_gpus).value_or(false);
 }
 
-// The backend of ranks that have one of `devices` each.
+// Returns the backend for ranks that each have one of `devices`.
 std::string_view device_backend(const Devices& devices) {
   const auto names = backend_names();
   const bool has_nccl = std::ranges::find(names, "nccl") != names.end();
   return devices.type == c10::kCUDA && has_nccl ? "nccl" : "";
 }
 
-// choose(). All ranks refuse alike, and rank 0 may hold the store that the others still read: it
-// stays until they have come as far.
+// Calls choose(). If it throws, it throws on all ranks. Rank 0 may serve the store that the other
+// ranks are still reading, so it waits until they have come to this point too.
 Choice choose_or_refuse(int rank, const rendezvous::WorldInfo& world, const Wishes& wishes,
                         const Devices& devices) {
   try {
@@ -145,13 +145,13 @@ Choice choose_or_refuse(int rank, const rendezvous::WorldInfo& world, const Wish
       if (rank == 0 && !is_last)
         rendezvous::wait_for_all(*world.store, refused, Deadline::after(std::chrono::seconds(2)));
     } catch (const Error&) {
-      // The ranks were told different things; there is nothing more to do for the others.
+      // Some ranks may not come here, because their settings differ.
     }
     throw;
   }
 }
 
-// Makes the choice this rank's. Rank 0 logs it if it has a device.
+// Applies the choice to this rank: sets its device. Rank 0 logs the choice if it has a device.
 std::optional<c10::Device> use_choice(const Choice& choice, const Devices& devices, int rank) {
   if (!choice.device) {
     use_device(c10::kCPU);
@@ -175,8 +175,8 @@ bool register_namespace() {
   }
 }
 
-// Logs problem_of_waiting_threads() once per process. LibTorch has read the environment by then, so
-// changing it has no effect.
+// Logs problem_of_waiting_threads() once per process. Only warns: LibTorch has already read the
+// environment, so a change would have no effect.
 void warn_of_waiting_threads() {
   static std::atomic<bool> was_said = false;
   double load = 0;

@@ -43,7 +43,7 @@ std::shared_ptr<Store> open_c10d(const rank_env::RankInfo& info, Deadline deadli
   options.isServer = serves;
   options.waitWorkers = false;
   options.multiTenant =
-      true;  // for a second group of this process while the first still holds the port
+      true;  // a second group may need the port while the first still holds it
   options.timeout = std::max(
       milliseconds(100), std::min<milliseconds>(std::chrono::ceil<milliseconds>(deadline.left()),
                                                 std::chrono::hours(24)));
@@ -81,13 +81,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Host names of a cluster may become resolvable only while its jobs start.
+// A host name of a cluster may become resolvable only after the job has started.
 constexpr auto until_known = 10s;
 constexpr auto until_notice = 5s;
 constexpr auto between_attempts = 200ms;
 
-// Checks an address with a datagram socket, which sends nothing. Returns 0, or the errno that says
-// why the address cannot be used.
+// Checks an address by calling `use` on a datagram socket, which sends nothing. Returns 0, or the
+// errno if the address cannot be used.
 int error_of(const sys::SocketAddress& address, decltype(&::connect) use) {
   const sys::FileDescriptor socket(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!socket) return errno;
@@ -131,7 +131,7 @@ void MasterAddress::wait_for_listener(int rank, std::string_view listener,
   auto notice = Deadline::after(until_notice);
   for (;;) {
     std::string problem;
-    bool may_come = false;  // at one of the addresses the listener may still appear
+    bool may_come = false;  // a listener may still appear at an address
     for (const auto& address : addresses_) {
       try {
         if (sys::try_connect(address, Deadline::after(until_notice).or_sooner(deadline))) return;

@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-// Serves or connects to the store; waits for its server. Throws Timeout if no server answers,
+// Serves the store or connects to it; waits for its server. Throws Timeout if no server answers,
 // BadInput if the port is in use or the secret is wrong.
 [[nodiscard]] std::shared_ptr<Store> open_run_store(const rank_env::RankInfo& info,
                                                     Deadline deadline);
@@ -33,8 +33,8 @@ class MasterAddress {
   // The host without brackets.
   [[nodiscard]] const std::string& host() const { return host_; }
 
-  // For rank 0, which listens there: logs a warning if no address belongs to this host. Throws
-  // BadInput if this host has no route to it.
+  // For rank 0, which listens at this address: logs a warning if none of the resolved addresses
+  // belongs to this host. Throws BadInput if this host has no route to it.
   void check_own() const;
   // For the other ranks: blocks until `listener` accepts connections; logs if that takes long.
   // Throws Timeout at the deadline; BadInput if there is no route to it.

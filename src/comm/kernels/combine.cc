@@ -13,8 +13,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "comm/kernels/combine.cc"
-// The remaining targets offer the widest registers everywhere; each additional target costs compile
-// time.
+// Skip targets that bring no wider registers, to save compile time.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 #include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
@@ -29,7 +28,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 #include "comm/kernels/combine_ops.h"
 
 constexpr std::int64_t tile_bytes =
-    4096;  // the tiles of a tree of four ranks fit the L1 cache with room to spare
+    4096;  // four ranks' tiles easily fit into the L1 cache
 constexpr int tree_levels = 10;  // a tree of max_ranks leaves, plus one level
 
 template <typename Wide>
@@ -168,7 +167,7 @@ std::int64_t sum_floats(const Combination& c) {
   auto elements = static_cast<std::size_t>(c.elements);
   std::size_t i = 0;
   for (; i + 2 * lanes <= elements; i += 2 * lanes) {
-    if (i + ahead < elements) {  // peers are about to write the memory beyond the end
+    if (i + ahead < elements) {  // peers may be writing the memory beyond the end
       for (const float* input : inputs) hwy::Prefetch(input + i + ahead);
     }
     auto first = tree_in_registers<0, ranks>(tag, inputs.data(), i);
@@ -200,9 +199,9 @@ std::int64_t sum_floats(const Combination& c) {
   return 0;
 }
 
-// Returns the number of elements that were summed. The tiles handle the remaining elements and
-// other numbers of ranks: from six ranks on, tiles are faster because they read fewer streams at
-// once, which suits the hardware prefetcher.
+// Returns the number of elements that were summed; Tree handles the rest, and all elements if there
+// are six ranks or more: it reads fewer streams at once, which is faster with the hardware
+// prefetcher.
 template <bool average>
 std::int64_t sum_floats(const Combination& c) {
   switch (c.inputs.size()) {
@@ -259,7 +258,7 @@ void combine_integers(const Combination& c) {
   }
 }
 
-// Booleans are bytes 0 and 1, with LibTorch's semantics of arithmetic.
+// Combines booleans, stored as bytes 0 and 1, with the semantics of LibTorch's arithmetic.
 void combine_booleans(const Combination& c) {
   using Byte = Plain<std::uint8_t>;
   switch (c.op) {

@@ -1,4 +1,4 @@
-// GracePeriod: how long a rank that leaves a group may wait for its peers, for all engines.
+// GracePeriod: how long a rank that leaves a group waits for its peers, on all engines.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -9,14 +9,14 @@
 
 namespace lockstep::rendezvous {
 
-// A member of the object that ends; constructed with it.
+// Make it a member of the object whose destructor waits: it counts exceptions from construction on.
 class GracePeriod {
  public:
-  // Returns true if an exception unwinds the stack. Then the rank waits for no peer, because the
-  // peers wait for the message about the exception.
+  // Returns true if an exception unwinds the stack. The rank then does not wait for peers, because
+  // they wait to be informed of the exception.
   [[nodiscard]] bool is_by_exception() const { return std::uncaught_exceptions() > exceptions_; }
-  // Returns the grace period for operations with such a deadline. Peers that are only late should
-  // find the posted operations, but a destructor must not block for minutes.
+  // Returns the grace period for operations with the timeout `deadline`. Peers that are merely late
+  // should be able to complete the posted operations, but a destructor must not block for minutes.
   [[nodiscard]] Duration length(Duration deadline) const {
     return is_by_exception() ? Duration::zero() : std::min<Duration>(deadline, longest);
   }

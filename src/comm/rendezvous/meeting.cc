@@ -43,8 +43,8 @@ std::vector<int> missing_ranks(Store& store, const Exchange& between) {
                           rank_list(missing_ranks(store, between)), between.purpose));
 }
 
-// The lowest rank that is present logs the missing ones. The other ranks stop at the first key that
-// they find: all ranks call this at about the same time.
+// Logs the missing ranks, if no lower rank is present. All ranks call this at about the same time,
+// so only the lowest rank that is present logs.
 void remind(Store& store, const Exchange& between, Duration left) {
   for (int lower = 0; lower < between.rank; ++lower)
     if (is_there(store, between, lower)) return;
@@ -55,7 +55,7 @@ void remind(Store& store, const Exchange& between, Duration left) {
                between.purpose, format_duration(std::chrono::ceil<std::chrono::seconds>(left)));
 }
 
-// `reminder`: set to never once the missing ranks have been named, and if there is no deadline.
+// `reminder`: the time to log the missing ranks; never() if that is done or there is no deadline.
 std::string text_of(Store& store, const Exchange& between, int rank, Deadline deadline,
                     Deadline& reminder) {
   try {
@@ -104,7 +104,7 @@ void wait_for_all(Store& store, const std::string& key, Deadline deadline) {
 
 namespace {
 
-// Changes when ranks of different builds could no longer understand each other.
+// Increment if ranks of older builds could not communicate with ranks of this build.
 constexpr auto version = "2";
 
 struct Hello {
@@ -142,7 +142,7 @@ void compare(const std::string& mine, const std::string& other, int rank, int ot
               what, rank, shown(mine), other_rank, shown(other));
 }
 
-// Rank 0 may hold the store: it stays until the rank that it does not agree with has seen why.
+// Rank 0 may serve the store, so it waits until the other rank has noticed the difference too.
 void refuse(Store& store, const rank_env::RankInfo& info, int other_rank) {
   store.set(formatted("refused/{}", info.rank), "");
   if (info.rank != 0) return;
@@ -150,7 +150,7 @@ void refuse(Store& store, const rank_env::RankInfo& info, int other_rank) {
     static_cast<void>(
         store.get(formatted("refused/{}", other_rank), Deadline::after(std::chrono::seconds(2))));
   } catch (const Error&) {
-    // It will learn less; there is nothing more to do for it.
+    // The other rank may get a less specific error.
   }
 }
 
@@ -230,13 +230,13 @@ StoreServerOptions server_options(const rank_env::RankRendezvous& at, std::strin
   return {.host = "0.0.0.0", .port = at.port, .secret = std::move(secret)};
 }
 
-// The server of this process, which can listen at its address only once: a second group that is
-// made while the first lives shares it.
+// Returns the server of this process. A process can listen at an address only once, so a second
+// group that is made while the first exists shares the server.
 std::shared_ptr<StoreServer> serve(const rank_env::RankRendezvous& at, const std::string& secret) {
   static std::mutex mutex;
   static std::weak_ptr<StoreServer> served;
   static std::string address;
-  static pid_t process = 0;  // a forked child has the pointer, but not the server's thread
+  static pid_t process = 0;  // a forked child has no server thread
   std::lock_guard lock(mutex);
   auto server = process == ::getpid() && address == at.address ? served.lock() : nullptr;
   if (server) return server;

@@ -59,10 +59,10 @@ class ForwardingStore : public Store {
 
 namespace lockstep::rendezvous {
 
-// For a rendezvous of kind served_store. Rank 0 serves the store while it holds a pointer from this
-// function; the other ranks wait for it until the deadline. Over TCP, the secret is that of
-// LOCKSTEP_SECRET_FILE, else the user's own (user_secret()); on one host, the kernel authenticates
-// the peer. Throws as open_run_store().
+// For a rendezvous of kind served_store. Rank 0 serves the store as long as it holds a pointer from
+// this function; the other ranks wait for the server until the deadline. Over TCP, the secret is
+// read from LOCKSTEP_SECRET_FILE, else it is the user's own (user_secret()); on one host, the
+// kernel authenticates the peer. Throws the errors of open_run_store().
 [[nodiscard]] std::shared_ptr<Store> open_served_store(const rank_env::RankInfo& info,
                                                        Deadline deadline);
 
@@ -76,39 +76,39 @@ namespace lockstep::rendezvous {
 
 // Every rank publishes one text and reads those of the others.
 //
-// Keys of an exchange: its prefix and a rank, for that rank's text. Keys of a meeting: the key
-// itself counts the ranks that have come, and "<key>/all" says that all have.
+// Keys of an exchange: "<prefix><rank>" holds the rank's text. Keys of a meeting: "<key>" counts
+// the ranks that have arrived; "<key>/all" is set once all have arrived.
 struct Exchange {
   std::string prefix;  // of the keys; unique on this store
   int rank = 0;
   int size = 1;
   std::string purpose;  // the end of a timeout's message: "to call init()"
-  // A rank may have ended without any notice here: after this time, the lowest rank that is present
-  // logs which ranks are missing.
+  // After this time, the lowest rank that is present logs which ranks are missing, because a rank
+  // that has ended may go unnoticed.
   Duration remind_after = std::chrono::seconds(20);
 };
-// Blocks until all texts are there, and returns them by rank. Calls `check(rank, text)`, if any,
-// for each text in rank order; it may throw. Throws Timeout: "rank 0 of 3 timed out after 1m
-// waiting for ranks 1, 2 to call init()".
+// Blocks until all ranks have published their texts, and returns the texts by rank. Calls
+// `check(rank, text)`, if given, for each text in rank order; `check` may throw. Throws Timeout:
+// "rank 0 of 3 timed out after 1m waiting for ranks 1, 2 to call init()".
 [[nodiscard]] std::vector<std::string> exchange(
     Store& store, const Exchange& between, std::string_view mine, Duration timeout,
     const std::function<void(int rank, const std::string& text)>& check = {});
 
-// Announces that this rank has come to `key`, where `count` ranks meet once. Returns true for the
-// last of them.
+// Announces that this rank has arrived at `key`, where `count` ranks meet once. Returns true on the
+// last rank to arrive.
 bool come_to(Store& store, const std::string& key, int count);
-// Returns true if all have come.
+// Returns true if all ranks have arrived.
 [[nodiscard]] bool have_all_come(Store& store, const std::string& key);
-// Blocks until all have come. Throws Timeout, which names the key.
+// Blocks until all ranks have arrived. Throws Timeout, which names the key.
 void wait_for_all(Store& store, const std::string& key, Deadline deadline);
 
-// Handshake: every rank tells the others its world size, its host, the requested engine and the
-// devices that it may use, and each rank compares them.
+// Handshake: every rank publishes its world size, host, requested engine and usable devices, and
+// compares the settings of all ranks.
 //
 // Keys, under "lockstep/<attempt>/": "round/<rank>" counts the calls of init() of one rank, so that
 // the n-th calls of all ranks meet; "<n>/hello/<rank>" holds five lines of that rank: world size,
-// version, engine, host, and the names of its devices, separated by spaces; "<n>/refused/<rank>"
-// says that the rank ends because another rank's lines do not fit.
+// version, engine, host, and the names of its devices, separated by spaces; "<n>/refused/<rank>" is
+// set if the rank fails because its lines differ from another rank's.
 struct WorldInfo {
   std::shared_ptr<Store> store;    // the part of the store that belongs to these ranks
   std::vector<std::string> hosts;  // of each rank
@@ -118,9 +118,9 @@ struct WorldInfo {
   [[nodiscard]] bool is_one_host() const { return local_size == static_cast<int>(hosts.size()); }
 };
 
-// Blocks until all have come. `engine` is what this rank was asked for, or ""; `devices` names the
-// devices that it may use. BadInput when two ranks were told different things; Timeout names those
-// that did not come.
+// Blocks until all ranks have arrived. `engine` is the engine requested on this rank, or "";
+// `devices` names the devices that it may use. Throws BadInput if the settings of two ranks differ,
+// and Timeout, which names the missing ranks.
 [[nodiscard]] WorldInfo handshake(const std::shared_ptr<Store>& store,
                                   const rank_env::RankInfo& info, std::string_view engine,
                                   std::span<const std::string> devices, Deadline deadline);
@@ -129,8 +129,8 @@ struct WorldInfo {
 // never come learns of that within a moment, not at its deadline.
 class MeetingStore : public ForwardingStore {
  public:
-  // Called while a call waits, from any thread. Throws once the ranks have no reason to meet any
-  // more; returns false if it will never throw.
+  // Called periodically while a call waits; must be thread-safe. Throws if the ranks can no longer
+  // meet; returns false if it will never throw.
   using Check = std::function<bool(Store& below)>;
 
   MeetingStore(std::shared_ptr<Store> below, Check check)

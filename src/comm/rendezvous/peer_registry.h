@@ -1,5 +1,5 @@
-// The ranks' knowledge of one another through the store, for engines that do not notice when a peer
-// ends: NCCL's kernels on one host wait forever.
+// PeerRegistry publishes the ranks' processes in the store, for engines that do not notice when a
+// peer ends: NCCL's kernels on one host would wait forever.
 //
 // Keys, under "lockstep/registry/<group>/": "rank/<rank>", a rank's process and its words;
 // "at/<place>", the ranks that have come to a meeting (meeting.h); "left/<rank>", the rank needs
@@ -21,8 +21,8 @@ namespace lockstep::rendezvous {
 
 class PeerRegistry {
  public:
-  // Publishes that this rank has joined, and blocks until all have. Throws Timeout, which names the
-  // missing ranks.
+  // Publishes that this rank has joined, and blocks until all ranks have joined. Throws Timeout,
+  // which names the missing ranks.
   PeerRegistry(std::shared_ptr<Store> store, std::string group, int rank, int size,
                std::string_view words, Duration join_timeout);
 
@@ -30,11 +30,12 @@ class PeerRegistry {
   // Returns the words that `rank` published.
   [[nodiscard]] const std::string& words(int rank) const { return words_.at(rank); }
 
-  // Blocks until `count` ranks have come to `place`, a name that no other meeting of the group has.
-  // Throws Aborted once `stop` is set, Timeout after `timeout`, and PeerLost as check_processes().
+  // Blocks until `count` ranks have called it for `place`, a name that is unique in the group.
+  // Throws Aborted once `stop` is set, Timeout after `timeout`, and PeerLost like
+  // check_processes().
   void meet(const std::string& place, int count, const std::atomic<bool>& stop,
             Duration timeout) const;
-  // Throws PeerLost, which names a rank of this host whose process has ended.
+  // Throws PeerLost if the process of a rank on this host has ended; the message names the rank.
   void check_processes() const;
   // Publishes that this rank needs no peer any more.
   void leave() const;

@@ -66,7 +66,7 @@ struct RecordedCall {
 [[nodiscard]] at::Tensor tensor_in(const at::Tensor& memory, const TensorPlace& place);
 // Allocates separate pages: short-lived buffers of a construction would fragment malloc's memory.
 [[nodiscard]] at::Tensor new_memory(const StorageSpec& storage);
-// Returns a copy of all bytes of the tensor's storage, in such memory.
+// Returns a copy of the whole storage of `tensor`, in memory from new_memory().
 [[nodiscard]] at::Tensor copy_of_storage(const at::Tensor& tensor);
 
 // Calls action(index, tensor) for every defined tensor.

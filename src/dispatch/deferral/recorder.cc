@@ -49,7 +49,7 @@ class DeferredStorage final : public StorageOwner, public StorageRecord {
   }
 
   // Returns a new storage whose memory will be on `device`, with the values that this one has now.
-  // The recorded calls know the storage by its id, so the new storage has the same.
+  // The new storage keeps the id, because recorded calls refer to the storage by its id.
   [[nodiscard]] LazyStorage on(c10::Device device) const {
     auto made = std::make_shared<DeferredStorage>();
     made->id_ = id_;
@@ -399,7 +399,7 @@ void move_to(std::span<const at::Tensor> tensors, c10::Device device) {
     }
     auto target = moved.find(storage);
     if (target == moved.end()) target = moved.emplace(storage, storage->on(device)).first;
-    // Otherwise the comparison of the types would count as a use of the values.
+    // Without this guard, the comparison of the types would count as a use of the values.
     const c10::impl::ExcludeDispatchKeyGuard not_used(dispatch::key());
     tensor.set_data(target->second.place(tensor.scalar_type(), tensor.storage_offset(),
                                          tensor.sizes(), tensor.strides()));

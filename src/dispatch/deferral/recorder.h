@@ -18,7 +18,7 @@ class Recorder {
  public:
   explicit Recorder(std::int64_t smallest) : smallest_(smallest) {}
 
-  // Returns null if the thread records nothing.
+  // Returns null if this thread does not record.
   [[nodiscard]] static Recorder* of_this_thread();
 
   // Makes `recorder` this thread's recorder during the object's lifetime.

@@ -51,8 +51,8 @@ void Recomputation::count_replay(std::int64_t operations) {
 
 namespace {
 
-// Stored among the hooks of a parameter, which stay with it when its memory changes. It does not
-// change gradients.
+// Stored as a hook of the parameter, because hooks stay with a parameter when its memory changes.
+// It does not change gradients.
 struct Mark {
   std::shared_ptr<Recomputation> model;
   int block = -1;
@@ -71,9 +71,9 @@ const Mark* mark_of(const c10::TensorImpl& tensor) {
 struct Pass {  // through a model, on this thread
   std::shared_ptr<Recomputation> model;
   int block = -1;
-  const c10::TensorImpl* first = nullptr;  // the parameter at which the block began
+  const c10::TensorImpl* first = nullptr;  // the parameter that began the block
   std::weak_ptr<Region> region;            // kept alive by its storages
-  bool changes = false;                    // the region is still the previous block's
+  bool changes = false;                    // `region` still belongs to the previous block
   int depth = 0;                           // nesting of recorded operations and replays
 
   void end(const Region::Storages& used) {
@@ -82,7 +82,7 @@ struct Pass {  // through a model, on this thread
     changes = false;
   }
   void leave() {
-    // Releasing the block with which backward() begins would gain nothing.
+    // backward() begins with the last block, so releasing its results would save nothing.
     if (const auto last = region.lock()) last->keep_all();
     end({});
     model.reset();

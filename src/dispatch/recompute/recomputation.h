@@ -33,7 +33,8 @@ class Recomputation {
   [[nodiscard]] Counts counts() const;
   void reset_counts();
 
-  // Result `number` of a block is used outside of it in forward: it is kept from the next pass on.
+  // Marks result `number` of a block as used outside of the block in forward: it is kept from the
+  // next pass on.
   [[nodiscard]] bool is_used_outside(int block, std::size_t number) const;
   void note_use_outside(int block, std::size_t number);
 
@@ -47,9 +48,9 @@ class Recomputation {
   Counts counts_;
 };
 
-// A use of this parameter in forward begins a pass through `block`, unless the pass is in that
-// block already; block -1 ends the previous block. The mark stays with the parameter even if its
-// memory changes.
+// Marks a parameter: its use in forward begins a pass through `block`, unless the pass is in that
+// block already. If `block` is -1, its use ends the current block. The mark stays with the
+// parameter even if its memory changes.
 void mark_block(const at::Tensor& parameter, std::shared_ptr<Recomputation> model, int block);
 // Returns true if a parameter has been marked.
 [[nodiscard]] bool has_block_mark(const at::Tensor& parameter);

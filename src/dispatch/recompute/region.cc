@@ -37,8 +37,8 @@ const Activation* activation_of(const at::Tensor& memory) {
   return dynamic_cast<const Activation*>(record_of(*memory.unsafeGetTensorImpl()));
 }
 
-// Running statistics that batch normalisation updates, annotated or not: its results do not depend
-// on them.
+// Returns true for running statistics, which batch normalisation updates, whether or not its schema
+// says so. Its results do not depend on them.
 bool is_running_statistic(const c10::Argument& argument) {
   return argument.name() == "running_mean" || argument.name() == "running_var";
 }

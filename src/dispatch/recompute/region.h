@@ -51,12 +51,13 @@ class Region : public std::enable_shared_from_this<Region> {
   void add(const Call& call, const torch::jit::Stack& arguments, std::optional<RandomState> random);
   // Returns true if the tensor is in a storage of this region.
   [[nodiscard]] bool has(const at::Tensor& tensor) const;
-  // Call before an operation that is recorded elsewhere and has written some of these arguments.
+  // Call after an operation that is not recorded in this region has run: notes which storages of
+  // the region it has written.
   void note_writes(const c10::FunctionSchema& schema, const torch::jit::Stack& arguments);
-  // Call when data outside was written: no operation up to here can run again, so keeps all
-  // results.
+  // Call after data outside of the region was written. Operations recorded so far can then not run
+  // again, so all their results are kept.
   void keep_all();
-  // Ends the block: storages in `used` are needed outside and are kept.
+  // Ends the block. Keeps storages in `used`, because they are needed outside of the block.
   void end(const Storages& used);
 
  private:
@@ -69,7 +70,7 @@ class Region : public std::enable_shared_from_this<Region> {
     bool is_kept = false;
     bool is_read = false;
     bool is_changed = false;  // written after it was read
-    at::Tensor memory = {};   // of a result that is kept although nothing else may hold it
+    at::Tensor memory = {};   // keeps a result alive
   };
   struct Use {  // use of an entry by an operation
     StackIndex where;

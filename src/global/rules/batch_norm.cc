@@ -39,7 +39,7 @@ void add_rows(Rule& rule, const RuleCall& call, std::size_t inputs, Placements r
   rule.more.push_back(std::move(choice));
 }
 
-// Sums over all elements of a channel, over all ranks.
+// Sums of each channel over the elements of all ranks.
 struct ChannelSums {
   std::vector<int> axes;  // axes that shard rows
   std::function<void(int, const at::Tensor&, Op)> all_reduce;

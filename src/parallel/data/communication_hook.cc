@@ -136,7 +136,7 @@ class CastHook final : public CommunicationHook {
     if (wide.element_size() <= 2) return inner_->run(bucket, group);
     GradientBucket narrow = bucket.with_buffer(wide.to(dtype_));
     return inner_->run(narrow, group).then([wide](const at::Tensor& averages) -> BucketFuture {
-      // The caller, which checks all results, refuses tensors of another shape by name.
+      // The caller checks all results and names a tensor of another shape.
       if (averages.sizes() != wide.sizes()) return averages;
       return wide.copy_(averages);
     });

@@ -51,7 +51,7 @@ std::vector<std::string> describe(const DiLoCoOptions& options) {
           formatted("option mixing = {}", options.mixing)};
 }
 
-// Reads what state() has made, and counts what it has read.
+// Reads the entries made by state(), and counts them.
 class StateReader {
  public:
   explicit StateReader(const std::map<std::string, at::Tensor>& state) : state_(state) {}
@@ -65,7 +65,7 @@ class StateReader {
     return found->second;
   }
 
-  // All of a kind of a fragment; undefined where there is nothing of it.
+  // Returns the tensors of one kind for a fragment; undefined if the fragment has no such tensor.
   at::Tensor flat(const Fragment& fragment, const std::string& kind) {
     std::vector<at::Tensor> parts;
     for (const auto& [name, tensor, aliases] : fragment.parameters) {
@@ -148,7 +148,7 @@ class DiLoCoState final : public data_parallel::OwnCopies {
         ++arrived;
       }
     };
-    arrive_all();  // a fragment is on its way once at a time
+    arrive_all();  // a fragment may be in flight only once
     for (std::size_t number = 0; number < fragments_.size(); ++number)
       if (!is_due(fragments_[number])) post(number);
     arrive_all();
@@ -244,7 +244,7 @@ class DiLoCoState final : public data_parallel::OwnCopies {
            (steps_ - fragment.first_step) % options_.inner_steps == 0;
   }
 
-  // When the second of two exchanges is posted: each goes on while the ranks train.
+  // The step at which the second exchange is posted; both exchanges run while the ranks train.
   [[nodiscard]] std::int64_t half_way(const Fragment& fragment) const {
     return fragment.posted + (options_.overlap_steps + 1) / 2;
   }
@@ -257,7 +257,7 @@ class DiLoCoState final : public data_parallel::OwnCopies {
         failure_);
   }
 
-  // Where it throws, fragments of this rank are not those of the others any more.
+  // If it throws, this rank's fragments may differ from those of other ranks.
   void communicate(const auto& calls) {
     const std::int64_t before = groups_.bytes_given();
     try {

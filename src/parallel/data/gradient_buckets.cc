@@ -83,7 +83,7 @@ parallel::Bucket& GradientBuckets::bucket(std::size_t number) {
 at::Tensor GradientBuckets::reduced(std::size_t number) {
   if (in_place_[number].defined()) return in_place_[number];
   const parallel::Bucket& own = bucket(number);
-  // Other ranks may reduce it where it is, without padding.
+  // Other ranks may reduce this gradient in place, without padding.
   return is_alone(number) ? own.reducible().narrow(0, 0, own.layout().entry(0).numel)
                           : own.reducible();
 }
@@ -118,8 +118,8 @@ void GradientBuckets::fill(int i) {
   if (buckets_.empty() || holds_gradient(i)) return;
   const at::Tensor& gradient = parameter(i).grad();
   if (gradient.defined()) {
-    // A gradient may lie in the bucket otherwise than its place does: the parameter's strides have
-    // changed, or the user has moved it there.
+    // A gradient may overlap the bucket without being its own place: the parameter's strides have
+    // changed, or the user has assigned .grad.
     bool overlaps = gradient.is_alias_of(bucket(place(i).bucket).flat());
     view(i).copy_(overlaps ? gradient.clone() : gradient);
   } else {
@@ -132,8 +132,8 @@ void GradientBuckets::adopt(int i) {
   parameter(i).mutable_grad() = dispatch::as_part_like(view(i), parameter(i));
 }
 
-// One tensor beside .grad has the memory while the hook runs: the one that autograd has made it
-// from. More may be another parameter's gradient.
+// While the hook runs, autograd's own reference to the gradient is the only one beside .grad. If
+// there are more, the memory may also be another parameter's gradient.
 bool GradientBuckets::can_be_reduced_in_place(int i) const {
   const at::Tensor& like = parameter(i);
   const at::Tensor& gradient = like.grad();

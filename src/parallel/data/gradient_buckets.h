@@ -1,10 +1,10 @@
 // GradientBuckets: the gradients of a list of parameters in the buckets that are reduced, and the
 // works of the current step.
 //
-// The last bucket also carries the status of this rank (backward_step.h). Averaged like the
-// gradients, it tells every rank, without a separate message, how many ranks had no gradient for a
-// parameter, or an exception. So the last bucket is posted at the end of backward(). In a group of
-// one rank, nothing is arranged or copied; only the status remains.
+// The last bucket also carries the status of this rank (backward_step.h). The status is averaged
+// with the gradients, so every rank learns, without a separate message, how many ranks had no
+// gradient for a parameter or threw an exception. So the last bucket is posted at the end of
+// backward(). In a group of one rank, nothing is arranged or copied; only the status remains.
 //
 // A gradient with its own bucket is reduced in the memory that autograd allocated, if no other
 // tensor shares it; otherwise it is copied into a bucket, which is then allocated. If that is the
@@ -76,7 +76,7 @@ class GradientBuckets {
   void scale(double factor);
   // Releases the references to gradients that were reduced in place; call at the end of each step.
   void finish() { in_place_.assign(plan_.size(), at::Tensor()); }
-  // Blocks for the hook's posts in a step that has failed.
+  // Call in a failed step: blocks until the hook's posts have completed.
   void abandon_hook();
   // Returns the combined status of all ranks. Call after wait().
   [[nodiscard]] parallel::StepStatus status() const;

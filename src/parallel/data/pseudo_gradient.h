@@ -26,9 +26,9 @@ inline constexpr std::int64_t int8_block = 1024;
 // The groups that compute averages.
 struct AveragingGroups {
   Group all;
-  // For int8: this host's ranks, which share memory, and the ranks with this rank's place on each
-  // host. If hosts have different numbers of ranks, or all ranks share one: this rank, and all
-  // ranks.
+  // For int8: `inside` has this host's ranks, which share memory; `across` has the ranks with this
+  // rank's place on each host. If hosts have different numbers of ranks, or there is only one host,
+  // `inside` has only this rank, and `across` all ranks.
   Group inside, across;
 
   // Returns the bytes that this rank has passed to calls of these groups.
@@ -37,16 +37,16 @@ struct AveragingGroups {
 // Collective.
 [[nodiscard]] AveragingGroups averaging_groups(const Group& all, PseudoGradients format);
 
-// With int8, each host's ranks average their numbers in the original dtype, each rank a part of
-// them. Across hosts, the average of a part is a reduce_scatter and an all_gather: each rank
-// receives every rank's numbers of its share, in whole blocks, in int8, adds them in float32 in
-// rank order, divides, and sends the result to all ranks in int8. So all ranks have bit-identical
-// results, on every engine.
+// With int8, the ranks of a host first average in the original dtype; each rank averages a part of
+// the numbers. Between hosts, a part is averaged by a reduce_scatter and an all_gather in int8:
+// each rank receives all ranks' numbers of its share (whole blocks), adds them in float32 in rank
+// order, divides, and sends the result to all ranks. So all ranks have bit-identical results, on
+// every engine.
 class PseudoGradientAverage {
  public:
   PseudoGradientAverage() = default;
-  // Posts; with int8, blocks for the ranks of this host. `values`: this rank's, in one dimension;
-  // owned by this object.
+  // Posts the average; with int8, first blocks for the ranks of this host. `values` are this
+  // rank's, in one dimension; this object owns them from then on.
   PseudoGradientAverage(const AveragingGroups& groups, at::Tensor values, PseudoGradients format,
                         std::string tag, std::optional<Duration> timeout);
 
@@ -54,8 +54,8 @@ class PseudoGradientAverage {
   // and calls with float32, do nothing. Every rank must call it at the same place among its
   // collectives.
   void advance();
-  // Blocks; may be called once; does advance() first. The object must not be used after an
-  // exception.
+  // Calls advance(), blocks, and returns the average. May be called once. The object must not be
+  // used after an exception.
   [[nodiscard]] at::Tensor average();
 
  private:

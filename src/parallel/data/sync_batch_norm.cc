@@ -378,7 +378,7 @@ at::Tensor batch_norm(const at::Tensor& input, const Optional& weight, const Opt
 }
 
 // The registration lasts for the lifetime of the process, like LibTorch's own kernels. It also
-// covers keys below autograd, which InferenceMode uses.
+// covers dispatch keys below autograd, which InferenceMode uses.
 void take_batch_norm() {
   static std::once_flag once;
   std::call_once(once, [] {

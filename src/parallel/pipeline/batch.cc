@@ -124,7 +124,7 @@ std::int64_t call_of(StepKind kind, bool stays_local) {
   return kind == StepKind::evaluate ? 2 : 3;
 }
 
-// Otherwise, messages of different kinds would match.
+// Without this check, messages of different kinds of calls could be exchanged.
 void check_same_call(std::span<const Told> ranks) {
   for (std::size_t rank = 1; rank < ranks.size(); ++rank)
     if (ranks[rank].call != ranks[0].call)

@@ -1,5 +1,5 @@
-// Batch: the rows of one step, divided into micro-batches, and the knowledge that all ranks share
-// about it.
+// Batch: the rows of one step, divided into micro-batches, and the properties of the batch that all
+// ranks know.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -16,7 +16,7 @@
 
 namespace lockstep::pipeline {
 
-// Descriptions of the tensors that one stage passes to the next, as the ranks know them.
+// Descriptions of the tensors that one stage passes to the next.
 struct TensorMeta {
   at::ScalarType dtype = at::kFloat;
   bool requires_grad = false;
@@ -43,21 +43,22 @@ struct BatchView {
   const Tensors* targets = nullptr;  // null without the last stage, or if there are none
   std::uint64_t trained = 0;         // a fingerprint of which parameters of this rank are trained
   bool stays_local = false;          // inside no_sync()
-  // For evaluate() and forward(): the fewest rows of a rank among those that make the same
-  // collectives as this one; 0: one of them has no rows.
+  // For evaluate() and forward(): the fewest rows of any rank that makes the same collectives as
+  // this rank; 0 if one of these ranks has no rows.
   std::int64_t fewest_rows = std::numeric_limits<std::int64_t>::max();
 };
 
 class Batch {
  public:
   // Collective. Every rank contributes its kind of call; those of the first and the last stage also
-  // contribute their numbers of rows. If the calls differ, throws Mismatch on every rank alike; if
-  // the batch is invalid, throws InvalidArgument on every rank alike, and the group stays usable.
-  // Only `fewest_rows` of the first and the last rank is used.
+  // contribute their numbers of rows. Throws the same error on every rank: Mismatch if the calls
+  // differ, or InvalidArgument if the batch is invalid, after which the group stays usable. Only
+  // `fewest_rows` of the first and the last rank is used.
   Batch(Group& group, StepKind kind, BatchView given, int micro_batches, int first_rank,
         int last_rank, std::optional<Duration> timeout);
 
-  // The number in the schedule; in evaluate() and forward(), at most the fewest rows.
+  // Returns the number of micro-batches in the schedule; in evaluate() and forward(), at most the
+  // fewest rows.
   [[nodiscard]] int micro_batches() const { return micro_batches_; }
   // Equal for steps whose stages exchange tensors of equal sizes that also agree in requires_grad.
   [[nodiscard]] std::uint64_t kind() const { return kind_; }

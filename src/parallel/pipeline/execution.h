@@ -27,12 +27,13 @@ namespace lockstep::pipeline {
 // Mailbox: the messages of one step between this rank and the others.
 //
 // The schedule determines the messages: the result of an action is sent to the rank that needs it.
-// All ranks post in one order (plan/walk.h): a rank posts the receive of a result at the place of
-// the action that makes it, before its own next action.
+// All ranks post in one order (plan/walk.h): at the position of an action that another rank
+// executes, a rank posts the receive of its result, before its own next action.
 //
-// The receiving rank must know the sizes of the tensors that the previous stage sends. In the steps
-// of one kind (sizes of the batch, with or without gradients) they are the same for micro-batches
-// of equally many rows: a description precedes the tensors of the first of these, and is kept.
+// The receiving rank must know the sizes of the tensors that the previous stage sends. In steps of
+// one kind (sizes of the batch, with or without gradients), micro-batches with equally many rows
+// have tensors of equal sizes: a description precedes the tensors of the first such micro-batch,
+// and is kept.
 
 // The tensors that the forwards of one kind of step pass on, by stage and rows of the micro-batch.
 using SpecBook = std::map<std::pair<int, std::int64_t>, Specs>;
@@ -52,11 +53,10 @@ class Mailbox {
   // Posts the receives that precede an action of this rank in the order. Blocks for descriptions
   // that the book lacks. Call before each own action.
   void begin(const plan::Action& own);
-  // Posts the result of the action that was begun last to the rank that needs it; does nothing if
-  // this rank needs it. Throws InvalidArgument if the tensors differ from their description in the
-  // book.
+  // Posts the result of the latest action to the rank that needs it; does nothing if that is this
+  // rank. Throws InvalidArgument if the tensors differ from their description in the book.
   void send(const plan::Result& result, const Tensors& tensors);
-  // Blocks until the result of another rank has arrived, whose receive begin() has posted.
+  // Blocks until a result of another rank has arrived. begin() must have posted its receive.
   [[nodiscard]] Tensors receive(const plan::Result& result);
   // Blocks until all sent messages have arrived.
   void finish();
@@ -71,7 +71,8 @@ class Mailbox {
   // Returns the rank that needs a result of `stage`; none at the ends of the model.
   [[nodiscard]] std::optional<int> destination_of(const plan::Result& result) const;
   void post_receive(const plan::Result& result);
-  // Returns the place in the book of the tensors of which a result is the values or the gradients.
+  // Returns the entry of the book that describes a result's tensors: the result is either their
+  // values or their gradients.
   [[nodiscard]] SpecBook::key_type place_of(const plan::Result& result) const;
   [[nodiscard]] const Specs& specs_for(const plan::Result& result, int source);
   // Frees messages that have arrived before the step ends. Throws the error of a message that

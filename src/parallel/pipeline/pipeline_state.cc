@@ -27,7 +27,8 @@ namespace {
 
 using pipeline::StepKind;
 
-// Kinds of batches of which sizes are remembered; then all are forgotten, on every rank alike.
+// Maximum kinds of batches whose sizes are cached. When it is exceeded, every rank clears its
+// cache.
 constexpr std::size_t most_books = 64;
 
 // Returns the directions of the messages between stages, whose ranks are given.
@@ -49,7 +50,7 @@ PipelineState::PipelineState(std::unique_ptr<pipeline::PipelineStages> stages, P
       loss_(std::move(loss)),
       options_(std::move(options)) {
   check(loss_ != nullptr, "Pipeline: the loss must not be empty");
-  aborts(group_);  // other pipelines wait for this one in the groups of the handles
+  aborts(group_);  // other pipelines wait in these groups, too
   for (pipeline::StageSet& set : stages_->own()) {
     is_alone_ = is_alone_ && set.handles.empty();
     set.finish();
@@ -148,7 +149,7 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
   return {execution.loss(), kind == StepKind::forward ? execution.outputs() : Tensors()};
 }
 
-// Tells the other ranks, and forgets what was begun.
+// Notifies the other ranks, and drops the state of the step.
 void PipelineState::fail(const Doing& now, const char* what) noexcept {
   try {
     const std::string part = now.action ? plan::text_of(*now.action) : now.part;
@@ -161,7 +162,8 @@ void PipelineState::fail(const Doing& now, const char* what) noexcept {
   for (auto& [stage, run] : runs_) run.clear();
 }
 
-// From the rank with the last stage, which tells the others in the first step what its loss is.
+// Returns the loss on every rank. The rank with the last stage broadcasts the loss; in the first
+// step of a kind, it also sends the loss's dtype and whether the loss is on a device.
 at::Tensor PipelineState::on_all_ranks(StepKind kind, const at::Tensor& loss) {
   const auto known = device_losses_.find(kind);
   if (known != device_losses_.end()) return sent_on_device(known->second, loss);
@@ -214,7 +216,8 @@ PipelineState::IsOwn PipelineState::own_parts() const {
     if (ranks_[static_cast<std::size_t>(entry.stage)] != group_.rank())
       elsewhere.insert(entry.names.front());
   // A strategy may give several parts of one tensor. A buffer that stages on several ranks have is
-  // listed on each of them: a load must reach all of them, and a save takes the lowest rank's.
+  // listed on each of these ranks: a load must write all copies, and a save takes the copy of the
+  // lowest rank.
   std::set<std::pair<std::string, std::vector<std::int64_t>>> had;
   return [elsewhere = std::move(elsewhere), had = std::move(had)](const Part& part) mutable {
     std::vector<std::int64_t> place = part.slice.box.offsets;
@@ -229,7 +232,7 @@ std::vector<Part> PipelineState::state_parts() {
   std::vector<Part> list;
   for (Part& part : CompositeState::state_parts()) {
     if (!is_own(part)) continue;
-    // Stages of other ranks may have the tensor under other names.
+    // Stages on other ranks may have other names for the tensor.
     part.aliases = stages_->entry_named(part.name).names;
     std::erase(part.aliases, part.name);
     list.push_back(std::move(part));
@@ -240,7 +243,7 @@ std::vector<Part> PipelineState::state_parts() {
 HandleMemory PipelineState::memory() const {
   HandleMemory memory = CompositeState::memory();
   if (!is_alone_) return memory;
-  memory.gradients = 0;  // copies of tied weights have some too, which other ranks count
+  memory.gradients = 0;  // gradients of tied copies are counted by the owner
   for (const Part& part : parameters_->parts())
     if (const at::Tensor& gradient = part.tensor.grad(); gradient.defined())
       memory.gradients += static_cast<std::int64_t>(gradient.nbytes());
@@ -257,7 +260,7 @@ OwnParameters::OwnParameters(std::vector<Part> parameters, const std::shared_ptr
   if (parameters_.empty())
     parameters_.push_back(
         {.name = "(none)", .tensor = at::empty({0}), .slice = layout::whole_slice(std::array{0L})});
-  // One for each shard group of the stages: norms combine them once.
+  // One part per shard group of the stages, so that norms combine each group once.
   std::map<const ShardGroup*, std::shared_ptr<ShardGroup>> groups;
   for (const Part& parameter : parameters_) {
     const at::Tensor& tensor = parameter.tensor;

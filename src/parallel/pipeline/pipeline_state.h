@@ -1,4 +1,4 @@
-// PipelineState: what stands behind a Pipeline.
+// PipelineState: the state of a Pipeline.
 #pragma once
 
 #include "parallel/handle_state.h"
@@ -28,12 +28,13 @@ namespace lockstep::pipeline {
 
 // OwnParameters: the parameters of this rank's stages as an optimizer sees them.
 //
-// Other stages are on other ranks, so a norm over this rank's parameters is not that of the model.
-// Handing out the module's tensors would let torch::nn::utils::clip_grad_norm_ give every rank
-// another factor. So each is handed out as a part (lockstep/dispatch/part.h) on the same memory,
-// which knows over which ranks norms go. Gradients are parts too, and between two steps the
-// module's parameters have the same ones: so clipping of the module's parameters is refused as that
-// of parts is, and a gradient that is zeroed, added to or replaced on either side counts.
+// Other stages are on other ranks, so a norm over this rank's parameters is not the norm of the
+// model. If the optimizer had the module's tensors, torch::nn::utils::clip_grad_norm_ would compute
+// another factor on every rank. So the optimizer gets each parameter as a part
+// (lockstep/dispatch/part.h) in the same memory, with the ranks over which norms are computed.
+// Gradients are parts, too, and between two steps the module's parameters have the same gradients.
+// So torch's clipping of the module's parameters is refused as for parts, and a gradient may be
+// zeroed, added to or replaced on either side.
 class OwnParameters {
  public:
   // `parameters` of this rank, each once: the module's own, or those of a stage's handle. If the
@@ -45,8 +46,8 @@ class OwnParameters {
 
   // Call before a step: gives the module the accumulated gradients. If the user has changed a
   // gradient after the last step, on the module or on the optimizer's parts, takes the changed
-  // side; if both, the parts' gradient. InvalidArgument names a parameter whose memory was
-  // replaced.
+  // gradient; if both were changed, takes the part's gradient. Throws InvalidArgument, which names
+  // the parameter, if a parameter's memory was replaced.
   void take_gradients();
   // Call after a step: the module and the parts get the same gradients.
   void give_gradients();
@@ -57,13 +58,13 @@ class OwnParameters {
 
   // Returns `values` as part i.
   [[nodiscard]] at::Tensor as_part(const at::Tensor& values, std::size_t i) const;
-  // Returns true if `gradient` is in the memory that give_gradients() has set, or still absent.
+  // Returns true if `gradient` is in the memory set by give_gradients(), or is still undefined.
   [[nodiscard]] bool is_as_given(const at::Tensor& gradient, std::size_t i) const;
   void remember(const at::Tensor& gradient, std::size_t i);
 
   std::vector<Part> parameters_;    // with the tensors of the stages
-  std::vector<Part> parts_;         // with those that the optimizer gets
-  std::vector<WeakStorage> given_;  // where give_gradients() has left each; expired: nowhere
+  std::vector<Part> parts_;         // with the tensors that the optimizer gets
+  std::vector<WeakStorage> given_;  // gradients set by give_gradients(); expired: none
 };
 
 }  // namespace lockstep::pipeline
@@ -72,8 +73,8 @@ namespace lockstep {
 
 class PipelineState final : public parallel::CompositeState {
  public:
-  // Collective over the pipeline: takes over stages that are trained. `all`: the ranks of all
-  // pipelines that the stages' handles join to this one.
+  // Collective over the pipeline: takes over stages that have handles. `all`: the ranks of all
+  // pipelines that these handles connect.
   PipelineState(std::unique_ptr<pipeline::PipelineStages> stages, PipelineLoss loss, Group all,
                 PipelineOptions options);
 

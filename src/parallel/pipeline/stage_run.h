@@ -55,7 +55,7 @@ class StageRun {
   [[nodiscard]] const Stage& stage() const { return stage_; }
   // The parameters of its module when this object was made.
   [[nodiscard]] const Tensors& parameters() const { return parameters_; }
-  // Returns true if one of them requires grad now.
+  // Returns true if one of parameters() requires grad now.
   [[nodiscard]] bool trains() const;
 
   // Runs in the caller's grad mode. Throws InvalidArgument if the stage returns no tensors.

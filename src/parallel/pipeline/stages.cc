@@ -29,7 +29,7 @@ bool have_common(const TensorSet& one, const TensorSet& other) {
   return std::ranges::any_of(one, [&](const auto* tensor) { return other.contains(tensor); });
 }
 
-// A stage may connect sets that have nothing in common without it.
+// One stage may connect sets that otherwise share no weight.
 std::vector<StagesOfSet> sets_of(const std::map<int, StageRun>& stages) {
   std::vector<StagesOfSet> sets;
   for (const auto& [stage, run] : stages) {
@@ -101,7 +101,7 @@ void PipelineStages::check_ranks(const std::vector<Stage>& stages,
   modules::check_same_lines(*group_, lines, {.tag = "Pipeline", .timeout = options.timeout});
 }
 
-// Two tensors of one name would be one in a state dict.
+// A state dict can hold only one tensor of each name.
 void PipelineStages::list_entries(const std::vector<Stage>& stages) {
   std::map<const at::TensorImpl*, std::size_t> places;
   for (std::size_t stage = 0; stage < stages.size(); ++stage)
@@ -146,7 +146,7 @@ void StageSet::finish() {
     if (dispatch::is_deferred(part.tensor)) dispatch::give_values(part.tensor);
 }
 
-// A stage whose weights are all frozen adds none, and no backward of it averages anything.
+// A stage whose weights are all frozen has no backward that adds gradients, and nothing to average.
 bool PipelineStages::adds_gradients(const plan::Action& action) const {
   const bool reaches_weights =
       action.compute == plan::Compute::backward || action.compute == plan::Compute::weight;

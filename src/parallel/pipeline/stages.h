@@ -4,8 +4,8 @@
 // several handles train each set of own(), and PipelineState takes over.
 //
 // Stages that share a weight form one set; every other stage is its own set. If two handles had the
-// same weight, each would average its gradient, and the first one would do so before the other
-// stage's part is added.
+// same weight, each would average its gradient, and the first handle would do so before the other
+// stage's gradient is added.
 #pragma once
 
 #include "parallel/pipeline/stage_run.h"
@@ -36,8 +36,8 @@ struct StageSet {
   std::optional<NoSync> unsynchronized = std::nullopt;
   int to_come = 0;  // remaining backwards with gradients of weights
 
-  // Call before finish(): `one` trains all tensors of the set, or some of them. A set without a
-  // handle is trained by this rank alone.
+  // Adds a handle that trains all tensors of the set, or some of them. Call before finish(). A set
+  // without a handle is trained by this rank alone.
   void train(Handle one) { handles.push_back(std::move(one)); }
   void finish();
 };

@@ -18,7 +18,7 @@
 namespace lockstep::pipeline {
 namespace {
 
-// A number that is equal on ranks that have the same part; 0 if there is no part.
+// Returns a number that is equal on ranks with the same part; 0 if there is no part.
 std::int64_t fingerprint_of(const std::vector<Part>& parts) {
   std::uint64_t all = 0;
   for (const Part& part : parts) {

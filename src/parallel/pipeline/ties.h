@@ -25,9 +25,9 @@ class Ties {
   // Takes all stages of the model, and the rank of each. The arguments are the same on every rank.
   Ties(const std::vector<Stage>& stages, const std::vector<int>& ranks, int own_rank);
 
-  // Collective over the pipeline, and blocking. Sets the parts to exchange, from `parameters`:
-  // those of this rank's stages as their strategies give them. Throws InvalidArgument on every rank
-  // if ranks have different parts of one parameter.
+  // Collective over the pipeline, and blocking. Selects the parts to exchange from `parameters`,
+  // the parts of this rank's stages as listed by their handles. Throws InvalidArgument on every
+  // rank if ranks have different parts of one parameter.
   void take_parts(const std::vector<Part>& parameters, Group& group,
                   std::optional<Duration> timeout);
   // Returns true if another rank owns the parameter.
@@ -47,7 +47,7 @@ class Ties {
  private:
   struct Tie {
     std::string name;
-    std::vector<std::string> names;  // all that stages know it by
+    std::vector<std::string> names;  // all names in the stages
     bool is_here = false;
     int owner = 0;                 // a rank
     std::vector<int> others;       // ranks, without the owner
@@ -55,7 +55,7 @@ class Ties {
   };
   [[nodiscard]] static bool is_of(const Tie& tie, const Part& part);
   void check_dense() const;
-  // Each part of each tie once for each rank other than its owner: `body(tie, part, other)`.
+  // Calls body(tie, part, other) for each part of each tie and each rank that does not own it.
   template <typename Body>
   void each_pair(Body body);
 

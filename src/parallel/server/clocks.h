@@ -15,7 +15,7 @@ namespace lockstep::ps {
 
 class Clocks {
  public:
-  // Workers 0 ... workers - 1 are expected from the beginning, before they have joined.
+  // Workers 0 ... workers - 1 count from the beginning, even before they have joined.
   Clocks(Consistency consistency, int staleness, int workers);
 
   // Returns the step with which a joining worker can begin here. Until it begins or is removed, no
@@ -29,7 +29,7 @@ class Clocks {
   void remove(int worker);
   [[nodiscard]] bool is_present(int worker) const { return clocks_.contains(worker); }
   [[nodiscard]] bool is_empty() const { return clocks_.empty() && preparing_.empty(); }
-  // Returns the workers of the beginning that have not joined.
+  // Returns the initial workers that have not joined.
   [[nodiscard]] std::vector<int> awaited() const;
 
   // A worker has pushed its next step.
@@ -47,7 +47,7 @@ class Clocks {
 
   // Returns true if a worker may have the values for its next step.
   [[nodiscard]] bool may_pull(int worker) const;
-  // Returns the workers that it waits for, except those of the beginning that have not joined.
+  // Returns the workers for which `worker` waits, except initial workers that have not joined.
   [[nodiscard]] std::vector<int> waits_for(int worker) const;
   [[nodiscard]] std::int64_t clock(int worker) const { return clocks_.at(worker).pushed; }
 
@@ -57,8 +57,8 @@ class Clocks {
     std::int64_t pushed = 0;  // the next step to push
   };
   [[nodiscard]] std::int64_t slowest() const;
-  // Synchronous: if every worker begins with a step later than the one that is due, and no worker
-  // has pushed that one, no update will ever be made for it. Advances to the first of their steps.
+  // Synchronous: if no worker has pushed the step that is due, and every worker begins with a later
+  // step, that step will never get a gradient. Advances to the first step of any worker.
   void skip_steps_of_nobody();
   // Synchronous: returns true if the worker has pushed the step that is due.
   [[nodiscard]] bool has_pushed(const Clock& clock) const {
@@ -68,7 +68,7 @@ class Clocks {
   Consistency consistency_;
   int staleness_;
   std::map<int, Clock> clocks_;  // of active workers
-  std::map<int, bool> came_;     // workers of the beginning: whether they have joined
+  std::map<int, bool> came_;     // initial workers: true if joined
   std::map<int, std::int64_t> preparing_;
   std::vector<int> left_pushes_;  // pushes of departed workers for the update that is due
   std::int64_t updates_ = 0;

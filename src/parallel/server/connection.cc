@@ -17,7 +17,7 @@ namespace lockstep::ps {
 namespace {
 
 constexpr std::int64_t header_numbers = 3;
-// Per text: a longer one is not a list of keys.
+// Limit for the bytes of one text; lists of keys are shorter.
 constexpr std::int64_t most_text = std::int64_t{1} << 30;
 
 Group pair_of(std::shared_ptr<Store> store, const Connection::Ends& ends) {
@@ -140,7 +140,7 @@ void RemoteServers::take_number(std::optional<int> asked, const Announcement& ow
               worker_, announcement_of(stands).address);
 }
 
-// Returns its index among all announcements: the first free one.
+// Writes this worker's announcement under the first free index, and returns the index.
 std::int64_t RemoteServers::announce(const Announcement& own) const {
   const std::string text = own.text();
   for (std::int64_t join = 0;; ++join) {

@@ -73,7 +73,7 @@ class Connection {
     Duration timeout = {};
     Duration join_timeout = {};
   };
-  // Blocks until the other end has come to the same prefix of a store.
+  // Blocks until the other end has connected with the same prefix of a store.
   Connection(std::shared_ptr<Store> store, const Ends& ends);
 
   void send(const Header& header);
@@ -114,14 +114,14 @@ class RemoteServers {
     return &server == servers_.data();
   }
 
-  // Runs action(server) for one server after another. PeerLost, Timeout and Aborted name the
-  // server; after any error, the object cannot be used any more.
+  // Runs action(server) for one server after another. Throws PeerLost, Timeout and Aborted, which
+  // name the server; after any error, the object must not be used.
   void each(const char* what, std::int64_t step, const std::function<void(RemoteServer&)>& action);
   // Receives the answer of a server; throws Aborted with its reason if it refuses.
   [[nodiscard]] Header answer(RemoteServer& server) const;
   // Rethrows the error that has ended the connections.
   void check_alive() const;
-  // Sends `leave` to all servers that are there; never throws.
+  // Sends `leave` to all connected servers; never throws.
   void say_leave() noexcept;
 
   [[nodiscard]] Duration join_limit() const;

@@ -59,8 +59,8 @@ struct KeyDifference {
 };
 [[nodiscard]] KeyDifference first_difference(std::span<const Key> here, std::span<const Key> there);
 
-// Share: one server's part of the parameters, as bytes in one message. Both ends arrange it by the
-// same keys.
+// Share: one server's part of the parameters, as bytes in one message. Worker and server compute
+// the same layout from the same keys.
 class Share {
  public:
   // Selects the pieces: those that are pulled whole, or those whose rows are pulled separately.

@@ -43,7 +43,7 @@ struct Announcement {
 // Returns the address at which `other` reaches this host over gloo.
 [[nodiscard]] std::string address_towards(const Announcement& own, const Announcement& other);
 
-// Replaces the announcement of a further worker: there will be no more.
+// Takes the place of the next worker's announcement: no more workers are accepted.
 inline constexpr std::string_view run_is_over = "over";
 
 [[nodiscard]] std::string server_key(int server);

@@ -229,7 +229,7 @@ class Server::Impl {
   }
 
  private:
-  // A worker that joined, and the thread that serves it.
+  // A worker that has joined, and the thread that serves it.
   struct Guest {
     std::int64_t join = 0;
     Announcement worker;
@@ -344,7 +344,7 @@ class Server::Impl {
   const Announcement own_;
   ServerState state_;
   std::mutex mutex_;         // guards the list
-  std::list<Guest> guests_;  // workers that are there, or have gone since reap()
+  std::list<Guest> guests_;  // current workers, and those that left since reap()
   bool has_run_ = false;
 };
 

@@ -135,7 +135,7 @@ std::pair<ServedParameters::Tensors, ServedParameters::Tensors> ServedParameters
     sizes.front() = count;
     rows_of_pieces.push_back(own);
     values_of_pieces.push_back(values.narrow(0, byte, count * row_bytes)
-                                   .clone()  // where its dtype may begin
+                                   .clone()  // aligned for the dtype
                                    .view(parameter.scalar_type())
                                    .view(sizes));
     row += count;

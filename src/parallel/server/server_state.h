@@ -55,7 +55,7 @@ class ServedParameters {
   [[nodiscard]] std::pair<Tensors, Tensors> cut_rows(const at::Tensor& counts,
                                                      const at::Tensor& rows,
                                                      const at::Tensor& values) const;
-  // Makes one update by `step` with the mean of these gradients of at least one worker.
+  // Calls `step` once, with the mean of `gradients` (at least one).
   void update(std::span<const PushedGradients* const> gradients,
               const std::function<void(torch::optim::Optimizer&)>& step);
   // Calls `action`, which is ServerOptions::on_request.
@@ -81,9 +81,9 @@ class ServerState {
  public:
   ServerState(const Meeting& meeting, int number, ServerOptions options);
 
-  // Called for a worker's hello. Blocks until the keys are known, which worker 0 provides; returns
-  // true for worker 0, whose values are needed. If its keys differ, throws Mismatch on all workers
-  // that begin together. `constants`: keys of buffers and frozen parameters.
+  // Called for a worker's hello. Blocks until worker 0 has provided the keys. Returns true for
+  // worker 0, whose values are needed. If the worker's keys differ from worker 0's, throws Mismatch
+  // on all workers that begin together. `constants`: keys of buffers and frozen parameters.
   [[nodiscard]] bool meet_keys(int worker, const std::vector<Key>& keys,
                                const std::vector<Key>& constants);
   // Sets the values of worker 0; `constants` is kept for the other workers. Throws BadInput if
@@ -96,9 +96,9 @@ class ServerState {
 
   // The worker must not change the gradients until its next push.
   void push(int worker, std::shared_ptr<const PushedGradients> gradients);
-  // Blocks until the worker may continue, then reads. Workers that it has waited for longer than a
-  // request may take, and that do not wait themselves, are lost: a stopped process must not end
-  // others.
+  // Blocks until the worker may continue, then reads. Removes workers for which it has waited
+  // longer than the timeout of a request, unless they are waiting, too: a stopped process must not
+  // stop the others.
   void pull(int worker, const at::Tensor& buffer);
   [[nodiscard]] at::Tensor pull_rows(std::size_t piece, const at::Tensor& rows);
 
@@ -119,7 +119,7 @@ class ServerState {
   [[nodiscard]] bool has_failed();
   [[nodiscard]] std::string failure_text();
   void rethrow_failure();
-  // Fails the server if the deadline has passed and workers of the beginning have not joined.
+  // Fails the server if the deadline has passed and initial workers have not joined.
   void check_awaited(Deadline deadline);
   // Returns true if the last worker has gone.
   [[nodiscard]] bool is_over();

@@ -87,8 +87,8 @@ void check_storage(const Groups& groups, const std::vector<NamedParameter>& para
 [[nodiscard]] std::vector<layout::PlannedUnit> plan_of(
     const std::vector<NamedParameter>& parameters, const UnitRules& rules);
 
-// Return the properties that must be equal on all ranks, for modules::check_same_lines(): of a
-// module's tensors, and of these and the options.
+// Return the properties that must be equal on all ranks, for modules::check_same_lines(): those of
+// a module's tensors; or those of the tensors and of the options.
 [[nodiscard]] std::vector<std::string> lines_of(const torch::nn::Module& module,
                                                 const modules::ModuleTensors& tensors);
 [[nodiscard]] std::vector<std::string> describe(const torch::nn::Module& module,

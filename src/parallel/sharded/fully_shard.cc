@@ -115,7 +115,7 @@ class ShardedState final : public HandleState {
       offload = std::make_shared<sharded::Offload>(options.offload);
   }
 
-  // Collective, once: divides the module's parameters, and begins to reduce gradients.
+  // Collective; call once: shards the module's parameters and starts the reduction of gradients.
   void complete(std::shared_ptr<torch::nn::Module> the_module) {
     module = std::move(the_module);
     modules::ModuleTensors tensors = modules::tensors_of(*module, options_.ignored);
@@ -136,7 +136,7 @@ class ShardedState final : public HandleState {
                               .timeout = options_.timeout,
                               .waits = waits,
                               .abort = [this](std::string_view reason) {
-                                // If another rank has ended a group, that is the reason.
+                                // If another rank has ended a group, report that reason.
                                 const std::string end = unsharder->end();
                                 abort(end.empty() ? reason : std::string_view(end));
                               }});
@@ -149,7 +149,8 @@ class ShardedState final : public HandleState {
     sys::return_freed_memory();  // the whole parameters'
   }
 
-  // The hooks go, and released parameters say why they have no values.
+  // Removes the hooks. Using a released parameter afterwards is an error that says why it has no
+  // values.
   void detach() override {
     hooks_.reset();
     if (reducer) reducer->end();
@@ -267,7 +268,7 @@ class ShardedState final : public HandleState {
     return *unsharder->units()[static_cast<std::size_t>(entry.unit)];
   }
 
-  // Checks first; then rank 0's values are divided.
+  // Check first, then shard rank 0's values.
   void add_units(const modules::ModuleTensors& tensors) {
     const std::vector<NamedParameter>& parameters = tensors.parameters;
     sharded::check_not_divided(parameters);

@@ -139,14 +139,14 @@ class AbsentGradients::Refusal final : public dispatch::StorageOwner {
  public:
   Refusal(std::string text, bool of_module) : text_(std::move(text)), of_module_(of_module) {}
 
-  // An optimizer's own zero_grad() says nothing about a gradient of a slice, and needs memory where
-  // it writes zeros.
+  // An optimizer's own zero_grad() does not notify a slice of its gradient, and needs memory to
+  // write zeros to.
   void pin(const dispatch::StorageUse& use) override {
     if (of_module_ || (use.operation != "aten::zero_" && use.operation != "aten::detach_"))
       refuse(use);
     storage->attach(at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device)));
   }
-  // module->zero_grad() detaches what it then forgets.
+  // module->zero_grad() detaches a gradient before it drops it.
   void view(const dispatch::StorageUse& use) override {
     if (of_module_) refuse(use);
   }

@@ -1,18 +1,19 @@
 // LazyGradient: the average of a unit's gradients over the ranks, in this rank's range,
 // computed where it is used (ShardOptions::reduce_in_step).
 //
-// Each rank's gradients lie in its row of memory that all ranks of the host share. An optimizer of
-// ours reads the average piece by piece, summed from the rows in the group's fixed order: bit for
-// bit what reduce_scatter() gives. For every other use, the first one computes all of it.
+// Each rank's gradients lie in its row of memory that all ranks of the host share.
+// lockstep::optim's optimizers read the average piece by piece, summed from the rows in the group's
+// fixed order: bit-identical to reduce_scatter(). The first use of any other kind computes the
+// whole average.
 //
-// Averages that are kept in fewer bits than the optimizer's (ShardOptions::reduce_dtype) are one
-// too, of a single row: it is widened where it is used.
+// An average that is kept in fewer bits than the optimizer's (ShardOptions::reduce_dtype) is also a
+// LazyGradient, with a single row, which is widened on use.
 //
-// A peer's row is read from the end of the backward() that filled it until this rank takes part in
-// the next gather, or in the meeting that UnitReducer has instead: no rank writes to its row
-// before all ranks have. settle() is called then.
+// After a backward() has filled the rows, this rank may read a peer's row until it enters the next
+// gather, or the barrier that UnitReducer uses instead; it calls settle() before it enters. No rank
+// writes to its row before all ranks have entered.
 //
-// Thread-safe, but settle().
+// Thread-safe, except settle().
 #pragma once
 
 #include "base/mutex.h"
@@ -32,15 +33,15 @@ namespace lockstep::sharded {
 
 class LazyGradient final : public dispatch::ValueSource {
  public:
-  // `rows`: one per rank, or a single one, which is then the average. Slices are of `dtype`, and
-  // are the parts of the list.
+  // `rows`: one per rank, or a single row, which is the average. Slices have `dtype`, and are the
+  // parts of the list.
   static std::shared_ptr<LazyGradient> make(at::Tensor rows, layout::Range range,
                                             c10::ScalarType dtype, c10::DispatchKey key,
                                             dispatch::PartList parts);
 
-  // A part of the range, from its element `offset` on.
+  // Returns a part of the range that begins at its element `offset`.
   [[nodiscard]] at::Tensor slice(std::int64_t offset, std::int64_t length) const;
-  // Computes all of it, if a slice is still in use: the rows may then be written again.
+  // Computes the whole average if a slice is still in use; the rows may be written afterwards.
   void settle();
 
   void pin(const dispatch::StorageUse&) override { compute(); }
@@ -67,7 +68,7 @@ class LazyGradient final : public dispatch::ValueSource {
 class LazyGradients {
  public:
   void add(std::shared_ptr<LazyGradient> gradient);
-  // From this call on, this rank does not read rows of peers.
+  // After this call, this rank does not read rows of peers.
   void settle();
   // Returns true if some rank may be reading rows. Equal on all ranks: the result depends only on
   // the order of backward() and gathers.
@@ -79,17 +80,17 @@ class LazyGradients {
   bool open_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
-// AbsentGradients: tensors in .grad where there is no gradient. Their use as a gradient is an
-// InvalidArgument that says where the gradients are:
+// AbsentGradients: placeholders in .grad where there is no gradient. Using one as a gradient throws
+// an InvalidArgument that says where the gradients are:
 //
-//   of the module's parameters   always, but in backward() and after one inside no_sync(): an
-//                                optimizer, clip_grad_norm_() or zero_grad() that is used on the
-//                                module instead of the handle
-//   of the slices                from the handle's zero_grad(), or from a backward() inside
-//                                no_sync(), to the next reduced backward(): a step without one
+//   module's parameters   always, except during backward() and after a backward() inside no_sync().
+//                         Detects an optimizer, clip_grad_norm_() or zero_grad() that is used on
+//                         the module instead of the handle
+//   slices                from the handle's zero_grad(), or from a backward() inside no_sync(), to
+//                         the next reduced backward(). Detects a step without a reduced backward()
 //
-// They are tensors of a parameter's sizes in a lazy storage that never has memory. A hook takes one
-// of the module's away before backward() accumulates there.
+// They are tensors of a parameter's sizes in a lazy storage that never has memory. A hook removes
+// the placeholder of a module's parameter before backward() accumulates into it.
 //
 // Not thread-safe: BackwardStep holds its mutex.
 
@@ -98,17 +99,17 @@ class LazyGradients {
 
 class AbsentGradients {
  public:
-  // Makes the gradients of the module of `unit` absent. The unit must train and outlive this
-  // object.
+  // Sets placeholders as the gradients of the unit's parameters in the module. The unit must train
+  // and outlive this object.
   explicit AbsentGradients(const Unit& unit);
-  // Sets these gradients to undefined tensors.
+  // Replaces these placeholders by undefined tensors.
   ~AbsentGradients();
   AbsentGradients(const AbsentGradients&) = delete;
   AbsentGradients& operator=(const AbsentGradients&) = delete;
 
-  // .grad of the module's parameter i.
+  // Sets .grad of the module's parameter i to a placeholder.
   void leave_in_module(int i);
-  // .grad of slice i, unless it has one.
+  // Sets .grad of slice i to a placeholder, unless it has a gradient.
   void leave_in_slice(int i);
 
  private:

@@ -38,7 +38,7 @@ std::vector<std::int64_t> strides_of(const at::Tensor& tensor) {
   return {strides.begin(), strides.end()};
 }
 
-// The elements in the order in which strides_of() lays them.
+// Returns the elements in the memory order given by strides_of().
 at::Tensor flattened(const at::Tensor& tensor) {
   at::Tensor values = tensor.detach();
   if (!keeps_strides(values)) return values.contiguous().view({-1});
@@ -98,7 +98,7 @@ Unit::Unit(std::string name, std::vector<NamedParameter> parameters, Group& grou
   make_slices(owners.slices);
 }
 
-// Before take_parameters(): the parameters may be parts themselves.
+// Do this before take_parameters(): the parameters may be parts themselves.
 dispatch::PartList Unit::list_parts() const {
   std::vector<Part> parts;
   for (const layout::FlatSlice& slice : owned_) {
@@ -153,7 +153,7 @@ void Unit::make_slices(std::weak_ptr<dispatch::StorageOwner> owner) {
   share_versions();
 }
 
-// A write to a slice, or to the whole parameter, is seen by graphs that have saved the parameter.
+// A write to a slice or to the whole parameter is detected by graphs that have saved the parameter.
 void Unit::share_versions() const {
   for (const layout::FlatSlice& slice : owned_) {
     const auto i = static_cast<std::size_t>(slice.entry);
@@ -263,8 +263,8 @@ void Unit::abandon(std::string text) {
   phase_ = Phase::absent;
 }
 
-// Each kind of call has a group of its own: its order is then the same on all ranks whatever the
-// other kinds do meanwhile.
+// Each kind of call has its own group, so that its order is the same on all ranks, independent of
+// the other kinds.
 Groups groups_on(const Ranks& ranks) {
   Group shards = ranks.group(), replicas;
   if (ranks.mesh() && ranks.mesh()->axes().size() > 1) {

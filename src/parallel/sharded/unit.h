@@ -61,7 +61,7 @@ struct UnitSettings {
   std::shared_ptr<ShardGroup> shard_group;  // the ranks with the other shards
 };
 
-// The owners of the two storages, which operations ask before they use the parameters or the
+// The owners of the two storages; operations call them before they use the parameters or the
 // slices.
 struct UnitOwners {
   std::weak_ptr<dispatch::StorageOwner> whole;
@@ -76,9 +76,9 @@ struct UnitEntry {
 
 class Unit {
  public:
-  // Local, but collective with node-shared storage: takes this rank's shard of the values that the
-  // parameters have, and makes them released tensors. All of one dtype and device, each once. The
-  // handle keeps the group.
+  // Local; collective with node-shared storage. Takes this rank's shard of the parameters' values,
+  // and turns the parameters into released tensors. The parameters must have one dtype and device,
+  // and occur once each. The handle keeps the group alive.
   Unit(std::string name, std::vector<NamedParameter> parameters, Group& group,
        std::shared_ptr<BufferPool> pool, const UnitOwners& owners, const UnitSettings& settings);
 
@@ -98,7 +98,7 @@ class Unit {
   // the unit trains.
   [[nodiscard]] const std::vector<at::Tensor>& slices() const { return slices_; }
   [[nodiscard]] const std::vector<layout::FlatSlice>& owned() const { return owned_; }
-  // The parts that slices and their gradients are, one per parameter. Offsets count from the begin
+  // Describes slices and their gradients as parts, one per parameter. Offsets count from the begin
   // of the range.
   [[nodiscard]] const dispatch::PartList& parts() const { return parts_; }
   // Returns this rank's part of parameter i, without a tensor.
@@ -112,18 +112,19 @@ class Unit {
 
   [[nodiscard]] bool present() const { return phase_ == Phase::present; }
   [[nodiscard]] bool arriving() const { return phase_ == Phase::arriving; }
-  // Slices have been written since the gather was posted, by an optimizer for example.
+  // Returns true if slices have been written since the gather was posted, for example by an
+  // optimizer.
   [[nodiscard]] bool outdated() const { return slice_writes_ != unsharded_writes_; }
 
-  // An operation writes to a slice, or has written. Thread-safe.
+  // Call before and after each operation that writes to a slice. Thread-safe.
   void slice_written() { ++slice_writes_; }
 
   // Returns true if peers read this rank's shard in place.
   [[nodiscard]] bool is_read_by_peers() const { return memory_->is_read_by_peers(); }
 
-  // Advice: the shard will be gathered soon.
+  // A hint that the shard will be gathered soon.
   void fetch_ahead() const { memory_->fetch_ahead(); }
-  // Collective, does not wait for peers. `tag`: if it is not the unit's own.
+  // Collective; does not wait for peers. `tag`: replaces the unit's own tag.
   void unshard(std::string_view tag = {});
   // Returns the gather of a unit that is arriving.
   [[nodiscard]] Work gather() const { return gather_; }
@@ -131,35 +132,37 @@ class Unit {
   void wait_for_unshard();
   // Local: frees the whole parameters.
   void reshard();
-  // Call before the parameters of a present unit are written. If peers read the shard, collective
-  // and blocking: from here to reshard() this rank has its own copy of the whole. When it returns,
-  // every rank has begun to make its copy.
+  // Call before the parameters of a present unit are written. If peers read the shard, the call is
+  // collective and blocks, and this rank has its own copy of the whole until reshard(). When the
+  // call returns, every rank has begun to make its copy.
   void begin_write();
-  // Collective: completes when every rank has posted it.
+  // Collective: completes when every rank has posted the gather.
   [[nodiscard]] Work post_barrier(std::string_view tag);
   // Call after the whole was written in place: copies this rank's part of it into the shard.
   void write_back();
   // Returns a fingerprint of the whole's bits. The unit must be present.
   [[nodiscard]] std::int64_t fingerprint() const;
 
-  // The name of the parameter at an element of the storage.
+  // Returns the name of the parameter at an element of the storage.
   [[nodiscard]] const std::string& parameter_at(std::int64_t offset) const;
-  // The first parameter that no longer lies in the storage; null when all do.
+  // Returns the first parameter that is no longer in the storage; null if all are in it.
   [[nodiscard]] const std::string* first_stranger() const;
 
-  // Collective and blocking: every parameter's values, in its own dtype, as ordinary tensors.
+  // Collective and blocking. Returns the values of every parameter, in its own dtype, as ordinary
+  // tensors.
   [[nodiscard]] std::vector<at::Tensor> whole_values();
-  // Local: all slices, and slice i, as an ordinary tensor in the same memory, and what follows when
-  // such have been written: what is gathered is then outdated.
+  // Local. Returns the shard, or parameter i's part of it, as an ordinary tensor in the same
+  // memory. Call parts_written() after writing to it: gathered values are then outdated.
   [[nodiscard]] const at::Tensor& shard() const { return memory_->shard(); }
   [[nodiscard]] at::Tensor part(int i) const;
   void parts_written();
-  // Collective: the parameters become ordinary tensors.
+  // Collective. Turns the parameters into ordinary tensors.
   void hand_back();
-  // Local: what is released from now on says `text`.
+  // Local. From then on, using a released parameter throws an error with `text`.
   void abandon(std::string text);
 
-  // Bytes of the shard, unless it is a range of a whole that stays; and of that whole.
+  // Return the bytes of the shard, unless it is a range of a permanent whole; and the bytes of that
+  // whole.
   [[nodiscard]] std::int64_t shard_bytes() const { return memory_->shard_bytes(); }
   [[nodiscard]] std::int64_t whole_bytes() const { return memory_->whole_bytes(); }
 
@@ -170,7 +173,7 @@ class Unit {
 
   [[nodiscard]] CallOptions call() const { return {.tag = tag_, .timeout = settings_.timeout}; }
   [[nodiscard]] layout::FlatLayout make_layout() const;
-  // `before`: the part that the parameter was before this unit divided it; null: it was whole.
+  // `before`: the part that the parameter was before this unit sharded it; null: it was whole.
   [[nodiscard]] Part part_of(const layout::FlatSlice& slice, const Part* before) const;
   [[nodiscard]] dispatch::PartList list_parts() const;
   void take_parameters();

@@ -119,7 +119,7 @@ Work GradientBuffer::reduce(const at::Tensor& flat, Op op, const CallOptions& ca
 
 namespace {
 
-// In memory as they are used.
+// Averages in memory, in the dtype in which they are used.
 class PlainAverages : public Averages {
  public:
   using Averages::Averages;
@@ -271,7 +271,7 @@ std::unique_ptr<Averages> Averages::make(const Unit& unit, const GradientBuffer&
     return std::make_unique<AveragesOfRows>(unit, buffer, std::move(deferred));
   if (buffer.stays() && buffer.dtype() == own && unit.device() == unit.shard_device())
     return std::make_unique<AveragesInBuffer>(unit, buffer);
-  // Files take no memory, and their pages are asked for by address.
+  // Files need no memory, and their pages are requested by address.
   if (!is_offloaded && unit.shard_device().is_cpu() &&
       c10::elementSize(buffer.dtype()) < c10::elementSize(own))
     return std::make_unique<NarrowAverages>(unit, buffer);

@@ -140,8 +140,8 @@ class UnitGradients {
   void skip(int i);
   // Returns true if gradients keep their places between steps.
   [[nodiscard]] bool keeps_buffer() const { return buffer_->stays(); }
-  // Keeps a .grad that must not be reduced yet. If the buffer stays, .grad becomes its place, so
-  // that there is no second copy of all gradients.
+  // Keeps a .grad that must not be reduced yet. If the buffer stays between steps, .grad becomes
+  // its place in the buffer, so that there is no second copy of the gradients.
   void keep(int i);
 
   void post();

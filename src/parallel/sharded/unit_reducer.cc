@@ -14,7 +14,8 @@
 namespace lockstep::sharded {
 namespace {
 
-// Reductions under way at levels gradients and full: each has a whole unit's gradients.
+// Maximum reductions in flight at levels gradients and full; each holds the gradients of a whole
+// unit.
 constexpr std::size_t most_in_flight = 2;
 
 }  // namespace
@@ -35,8 +36,7 @@ UnitReducer::UnitReducer(Groups& groups, Unsharder& unsharder,
     }
     order_.push_back(u);
   }
-  // Units that are used first are expected to complete last, as are the parameters outside of
-  // units.
+  // Units that are used first, and parameters outside of units, are expected to complete last.
   std::ranges::reverse(order_);
   std::ranges::stable_partition(order_, [&](int u) { return !unit(u).name().starts_with("rest"); });
 }
@@ -94,7 +94,7 @@ void UnitReducer::post_ready() {
   }
 }
 
-// Publishes the gradients of a unit all of whose parameters had a gradient on this rank.
+// Publishes the gradients of a unit if all of its parameters had a gradient on this rank.
 void UnitReducer::publish_oldest() {
   UnitGradients& oldest = gradients(in_flight_.front());
   oldest.forward();
@@ -188,7 +188,7 @@ std::vector<bool> UnitReducer::unused_in(int u, const parallel::StepStatus& all)
   return unused;
 }
 
-// Some ranks have done so for units that were complete there before the end of backward().
+// Ranks on which units were complete before the end of backward() have done this already.
 void UnitReducer::forward_all() {
   for (int u : in_flight_) gradients(u).forward();
 }

@@ -1,8 +1,9 @@
-// UnitReducer: gradients are averaged unit by unit, and each rank keeps the averages of its shard.
+// UnitReducer: averages gradients unit by unit; each rank keeps the averages of its shard.
 //
-// A gradient goes to its place in its unit; units that are complete are posted, always in one
-// order, and at levels gradients and full few at a time. The status of a rank is a call of its own
-// after them. After the first step units are posted in the order in which rank 0's became complete.
+// A gradient is moved to its place in its unit. Complete units are posted in one fixed order; at
+// levels gradients and full, only a few are in flight at a time. The status of a rank is a separate
+// call after them. After the first step, units are posted in the order in which rank 0's units
+// became complete.
 #pragma once
 
 #include "parallel/backward_step.h"
@@ -27,14 +28,14 @@ class UnitReducer final : public parallel::Reducer {
   UnitReducer(Groups& groups, Unsharder& unsharder, const std::shared_ptr<BufferPool>& pool,
               std::shared_ptr<LazyGradients> deferred, const ShardOptions& options);
 
-  // Gradients and what stands in their places go: the handle has nothing to do with them any more.
+  // Removes gradients and placeholders; the handle no longer uses them.
   void end() { gradients_.clear(); }
   // Local.
   void clear_gradients(bool set_to_none) override;
   // Returns true if a slice has a gradient.
   [[nodiscard]] bool has_gradients() const;
   void free_buffers();
-  // Bytes of gradients that are there between backward() and the next step.
+  // Returns the bytes of gradients between backward() and the next step.
   [[nodiscard]] std::int64_t kept_bytes() const;
 
   [[nodiscard]] const std::vector<NamedParameter>& parameters() const override {

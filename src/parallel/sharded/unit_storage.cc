@@ -40,7 +40,7 @@ at::Tensor BufferPool::found(std::int64_t numel, c10::ScalarType dtype, c10::Dev
   return buffer;
 }
 
-// For so many bytes more; the caller counts them.
+// Counts the bytes in addition; the caller adds them up.
 void BufferPool::make_room(std::int64_t bytes) {
   std::int64_t allowed = std::max(most_, bytes_.taken + bytes);
   while (!free_.empty() && bytes_.taken + bytes + bytes_.free > allowed) {
@@ -164,8 +164,8 @@ class PersistentStorage final : public UnitStorage {
   }
 };
 
-// A rank's range is written by that rank alone, and only while no rank reads it: Unsharder orders
-// that. A rank that writes the whole does so in a copy of its own.
+// Only the owner of a range writes it, and only while no rank reads it; Unsharder guarantees this
+// order. A rank that writes the whole writes to a private copy.
 class SharedStorage final : public UnitStorage {
  public:
   explicit SharedStorage(StorageNeed wanted) : UnitStorage(std::move(wanted)) {
@@ -231,7 +231,7 @@ void UnitStorage::make_shard() {
 
 at::Tensor UnitStorage::input(std::int64_t /*version*/) {
   if (!is_converted()) return shard_;
-  // The unit's version says what is written meanwhile.
+  // The unit's version tells whether values were written meanwhile.
   return own_part().copy_(shard_, /*non_blocking=*/true);
 }
 
@@ -243,7 +243,8 @@ void UnitStorage::write_back() {
     return;
   }
   now = now.to(shard_device());
-  // Elements that were not written keep the digits that the computation's dtype cannot represent.
+  // Unwritten elements keep their value in the shard's dtype, which has more digits than the dtype
+  // of the computation.
   at::Tensor written = now.ne(shard_.to(need_.compute_dtype));
   shard_.copy_(at::where(written, now.to(need_.dtype), shard_));
   leave();

@@ -157,7 +157,7 @@ class UnitStorage {
   // Call after the shard was written in place.
   virtual void shard_written() {}
 
-  // Hints: the shard will be used soon; it will not be used for a while.
+  // Hints that the shard will be used soon, or will not be used for a while.
   void fetch_ahead() const;
   void leave() const;
 
@@ -170,7 +170,7 @@ class UnitStorage {
   explicit UnitStorage(StorageNeed need) : need_(std::move(need)) {}
 
   [[nodiscard]] const StorageNeed& need() const { return need_; }
-  // Call after a permanent whole was made, or without one.
+  // Call after making the permanent whole, if there is one.
   void make_shard();
 
   at::Tensor whole_;  // undefined while not present

@@ -179,7 +179,7 @@ void Unsharder::bring(int unit) {
   } else {
     unshard_all();
   }
-  // If all units are gathered together, it does not matter which of them was used.
+  // If all units are gathered together, the message names the same unit on all ranks.
   const Unit& named = level_ == ShardLevel::full ? wanted : *units_.front();
   if (again) meet(named, wanted.gather(), gathered_again);
   wanted.wait_for_unshard();
@@ -192,8 +192,8 @@ bool Unsharder::is_again(int unit) const {
   return std::ranges::find(dropped_, true) != dropped_.end();
 }
 
-// Blocks until all ranks do the same as this one. Ranks that do something else notice it in the
-// group of `own`, or in the other one, depending on their next call.
+// Blocks until all ranks have made this call. A rank that makes another call gets a Mismatch in the
+// group of `own` or in the other group, depending on its next call.
 void Unsharder::meet(const Unit& unit, Work own, const char* why) {
   Work other = reduce_.barrier({.tag = tag_of(unit, why), .timeout = timeout_});
   Deadline deadline = Deadline::after(timeout_.value_or(reduce_.timeout()));
@@ -262,7 +262,7 @@ void Unsharder::drop_all() {
   for (std::size_t i = 0; i < units_.size(); ++i) {
     const auto& unit = units_[i];
     if (unit->arriving()) unit->wait_for_unshard();
-    // A frozen unit is never updated: a permanent whole stays as it is.
+    // A frozen unit is never updated, so a permanent whole stays valid.
     bool frozen = !unit->trains() && !was_written_[i];
     if (level_ != ShardLevel::full && frozen && !unit->outdated()) continue;
     if (unit->present() && unit->pins == 0 && held_ == 0) reshard(i);
@@ -329,8 +329,8 @@ void Unsharder::drop(std::size_t number) {
 void Unsharder::wait_for_readers(bool is_present) {
   if (units_.empty() || !units_.front()->is_read_by_peers()) return;
   if (held_ == 0 && !std::exchange(is_read_, false) && !is_present) return;
-  // A write drops gathered values, so a later use gathers again and sets is_read_. Units that stay,
-  // such as frozen ones, may be used without that.
+  // A write drops gathered values, so a later use gathers again and sets is_read_. But units that
+  // stay gathered (frozen ones) may be used without a gather, so wait if the unit is present.
   Unit& named = *units_.front();
   meet(named, named.post_barrier(tag_of(named, slices_change)), slices_change);
 }

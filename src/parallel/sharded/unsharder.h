@@ -1,5 +1,5 @@
 // Unsharder: decides which units are unsharded (all ranks have the whole parameters) and when they
-// are resharded (each rank has its shard alone).
+// are resharded (each rank has only its shard).
 //
 // Levels optimizer and gradients: the first use after a step unshards all units, and they stay
 // unsharded until the next step.
@@ -11,19 +11,19 @@
 // in code that records no gradients, because the end of an evaluation cannot be noticed.
 //
 // Node-shared storage: all ranks read the shard that a rank updates in place, so the update waits
-// until no rank reads the values from before. All ranks meet at the end of a reduced backward(). If
-// a unit was unsharded since then (an evaluation between backward() and step()), or unsharded() is
-// open, all ranks meet again before the first write to a shard. They always meet before a write to
+// until no rank reads the old values. A reduced backward() ends with a barrier. If a unit was
+// unsharded since then (an evaluation between backward() and step()), or unsharded() is open, there
+// is another barrier before the first write to a shard. There always is a barrier before a write to
 // a unit that stays unsharded, such as a frozen one. A prefetched unit that a step has outdated is
 // unsharded again before it is used. Writes to whole parameters go to copies.
 //
 // The posted calls depend on the sequence of uses alone, so ranks that use units in the same order
 // post the same calls.
 //
-// A write to a slice reshards all units that train, on this rank and at once: no rank finds old
-// values, also past LibTorch's dispatcher. The next use unshards them again. Ranks that wrote to no
-// slice do not post that unshard outside of backward(); they get a Mismatch in whichever of the two
-// groups of the handle they call next.
+// A write to a slice immediately reshards all units that train, on this rank, so that old values
+// cannot be read, even past LibTorch's dispatcher. The next use unshards them again. Ranks that
+// wrote to no slice do not post that unshard outside of backward(); their next call, in either
+// group of the handle, is a Mismatch.
 //
 // Invariants, under mutex_:
 //   - a unit with pins is present;
@@ -90,7 +90,7 @@ class Unsharder {
     std::int64_t offset = 0;       // of the parameter that was written first
   };
   [[nodiscard]] bool has_writes();
-  // Returns one for each unit, and forgets them.
+  // Returns the writes of each unit, and clears them.
   [[nodiscard]] std::vector<Writes> take_writes();
   // Call when all ranks have used the units that are unsharded now.
   void all_have_read();
@@ -98,7 +98,8 @@ class Unsharder {
   // storage if another rank may still read.
   void before_write();
 
-  // Collective. Unshards all units; they stay so until as many calls of release_all().
+  // Collective. Unshards all units, and keeps them unsharded until release_all() has been called as
+  // often as hold_all().
   void hold_all();
   void release_all();
   // Returns the error of the first gather that ended with its group; "" if none has. Never waits.

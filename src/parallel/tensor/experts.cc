@@ -40,7 +40,7 @@ struct Averaged : torch::autograd::Function<Averaged> {
   }
 };
 
-// The position of a run of a rank's tokens in the batch: first by the rank's rows, then along them.
+// The position of a run of a rank's tokens in the batch: sorted by rows, then along each row.
 struct RunPlace {
   std::int64_t rows = 0;  // rows of ranks before this one
   std::int64_t row = 0;
@@ -208,7 +208,7 @@ at::Tensor TokenExchange::leave_loss(const at::Tensor& part) {
 
 std::vector<NamedMixture> mixtures_of(torch::nn::Module& module) {
   std::vector<NamedMixture> found;
-  // A module that no pointer owns cannot be among those that named_modules() lists.
+  // named_modules() cannot list a module that is not owned by a shared_ptr.
   if (auto* mixture = module.as<models::MixtureImpl>()) found.push_back({"", mixture});
   for (const auto& item : module.named_modules(std::string(), /*include_self=*/false))
     if (auto* mixture = item.value()->as<models::MixtureImpl>())

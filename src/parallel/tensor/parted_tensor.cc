@@ -45,9 +45,9 @@ std::size_t holders(const global::GlobalTensor& global) {
   return c10::raw::intrusive_ptr::use_count(const_cast<global::GlobalTensor*>(&global));
 }
 
-// Nobody else holds the memory of a gradient, so that a leaf may keep it. A view may keep all of
-// its base: the gradient of a Linear's weight is the transposed result of a product, which only the
-// view and what LibTorch knows of it still hold.
+// Returns true if no other tensor holds the memory of a gradient, so that a leaf may keep it. A
+// view may keep its whole base: the gradient of a Linear's weight is the transposed result of a
+// product, which is held only by the view and by LibTorch's record of it.
 bool is_alone(const at::Tensor& gradient) {
   global::GlobalTensor& global = *global::global_of(gradient);
   if (gradient.use_count() != 1 || holders(global) != 1 || global.local.use_count() != 1)
@@ -65,7 +65,7 @@ bool is_alone(const at::Tensor& gradient) {
          storage.use_count() == 2 && storage.nbytes() == global.local.nbytes();
 }
 
-// This rank's part of a gradient, in memory of its own, row-major.
+// Returns this rank's part of a gradient in separate memory, row-major.
 at::Tensor own_part(at::Tensor gradient, const Placements& placements) {
   if (at::GradMode::is_enabled())
     return local_tensor(redistribute(gradient, placements)).contiguous();
@@ -75,7 +75,7 @@ at::Tensor own_part(at::Tensor gradient, const Placements& placements) {
   return alone ? local.contiguous() : local.clone(at::MemoryFormat::Contiguous);
 }
 
-// Where a strategy adds up over the ranks of an axis later, each of them keeps its addend.
+// If a strategy later sums over the ranks of an axis, each rank keeps its term.
 Placements placements_of_gradient(const PartedTensor& parted) {
   const Mesh mesh = mesh_of(parted.tensor);
   Placements all = placements_on(mesh, parted.placement);
@@ -84,12 +84,12 @@ Placements placements_of_gradient(const PartedTensor& parted) {
   return all;
 }
 
-// PartsNode: the node of autograd between a module's parameter, which is a global tensor, and the
-// leaves that hold this rank's part of it.
+// PartsNode: the autograd node between a module's parameter, which is a global tensor, and the
+// leaves that hold this rank's part of the parameter.
 //
-// It stays for as long as the parameter does, and saves nothing, so every graph has it. As with
-// LibTorch's own accumulation of gradients its sequence number is the highest one: it runs as soon
-// as its gradient is complete.
+// The node exists as long as the parameter and saves nothing, so all graphs share it. Like
+// LibTorch's AccumulateGrad, it has the highest sequence number, so it runs as soon as its gradient
+// is complete.
 class PartsNode final : public torch::autograd::Node {
  public:
   PartsNode(const PartedTensor& parted, std::shared_ptr<GradientMarks> marks, std::size_t number)
@@ -101,11 +101,11 @@ class PartsNode final : public torch::autograd::Node {
         number_(number) {
     if (!parted.is_cut()) return;
     for (const Part& part : parted.parts) counts_.push_back(part.slice.numel());
-    // Leaves that a strategy has divided have no record any more.
+    // After a strategy has sharded the leaves, they have no record.
     parts_ = dispatch::parts_beside(parted.parts.front().tensor);
   }
 
-  // Collective where the gradient has other placements than the parameter.
+  // Collective if the placements of the gradient differ from the parameter's.
   torch::autograd::variable_list apply(variable_list&& gradients) override {
     variable_list given(num_outputs());
     at::Tensor gradient = std::move(gradients[0]);
@@ -141,7 +141,7 @@ class PartsNode final : public torch::autograd::Node {
   const std::size_t number_;
 };
 
-// Its values, in a storage that has nothing else: a deferred one gets its memory.
+// Returns the tensor's values in a storage of their own; a deferred tensor gets its memory.
 at::Tensor whole_values(const at::Tensor& tensor) {
   at::Tensor values = tensor.detach();
   if (dispatch::is_deferred(tensor)) {
@@ -220,14 +220,15 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
 }
 
-// Autograd makes the node of a view anew from the view's base after every write: a node that
-// connect() has given to a view would be lost.
+// After every write, autograd makes a new node for a view from the view's base, so a node that
+// connect() has set would be lost.
 void make_no_view(const at::Tensor& tensor) {
   if (torch::autograd::impl::get_view_autograd_meta(tensor) != nullptr)
     tensor.unsafeGetTensorImpl()->set_autograd_meta(nullptr);
 }
 
-// A write to one of them is seen by graphs that have saved another.
+// Makes all these tensors share one version counter, so that a graph that has saved one of them
+// detects a write to another.
 void share_version(const PartedTensor& parted, const std::vector<at::Tensor>& divided) {
   const auto& version = torch::autograd::impl::version_counter(parted.local);
   torch::autograd::impl::set_version_counter(parted.tensor, version);

@@ -49,8 +49,8 @@ class GradientMarks {
   void before_gradient(std::size_t number);
   // Sets a function that is called with each gradient while the handle lives.
   void on_gradient(std::function<void()> call) { on_gradient_ = std::move(call); }
-  // While `watch` lives, the next backward() and clear() throw the errors that it finds. It holds
-  // the parameters, which hold this object.
+  // While `watch` lives, the next backward() and clear() throw the errors that it finds. A weak
+  // pointer, because `watch` holds the parameters, which hold this object.
   void watch(std::weak_ptr<const modules::ModuleWatch> watch) { watch_ = std::move(watch); }
   // Call in the handle's zero_grad(), and at its end.
   void clear();
@@ -76,10 +76,10 @@ struct PartedTensor {
   at::Tensor local;
   std::vector<Part> parts;  // at least one; their tensors are the leaves
   bool trains = false;
-  bool is_divided = false;  // further, by a strategy
-  // For a mesh with an axis `cp`. If a strategy averages gradients over more ranks than those of
-  // `cp`, it gets this rank's gradient times this number; 0: the ranks of `cp` add their gradients
-  // here.
+  bool is_divided = false;  // divided again by a strategy
+  // For a mesh with an axis `cp`. If a strategy trains the parts, it also averages over the ranks
+  // of `cp`, and this is their number: the strategy gets this rank's gradient times this number,
+  // because gradients are sums over `cp`. 0: gradients are summed over `cp` here.
   int context_ranks = 0;
 
   [[nodiscard]] const std::string& name() const { return parts.front().name; }
@@ -118,8 +118,8 @@ class HeldByLeaves {
 // The module's tensor becomes a global one. `divided`: the tensors that a strategy made of the
 // leaves.
 void attach(PartedTensor& parted, const Mesh& mesh, const std::vector<at::Tensor>& divided);
-// From connect() to disconnect() gradients of the module's tensor go to the leaves. The tensors of
-// `divided`, as in attach(), have gradients too.
+// From connect() to disconnect(), gradients of the module's tensor go to the leaves. `divided`: as
+// in attach(); these tensors have gradients, too.
 void connect(PartedTensor& parted, const std::shared_ptr<GradientMarks>& marks,
              const std::vector<at::Tensor>& divided);
 void disconnect(PartedTensor& parted);

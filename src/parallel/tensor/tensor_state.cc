@@ -23,7 +23,7 @@ using tensor_parallel::PlannedParameter;
 
 namespace {
 
-// Along `cp` a gradient is a sum, which is not taken before all of it is there.
+// Along `cp`, a gradient is a sum, which is computed only when all terms are complete.
 Placements table_on(const Mesh& mesh, Placement placement) {
   Placements all = tensor_parallel::placements_on(mesh, placement);
   for (std::size_t axis = 0; axis < all.size(); ++axis)
@@ -65,7 +65,7 @@ TensorParallelState::~TensorParallelState() {
     is_divided_ = false;
     handle_ = {};
     attach_all();
-    TensorParallelState::detach();  // or gradients would go to parts without an optimizer
+    TensorParallelState::detach();  // otherwise gradients would go to unused parts
   } catch (const std::exception& error) {
     log::warning("a module that was cut and not trained: {}", error.what());
   } catch (...) {
@@ -130,8 +130,8 @@ void TensorParallelState::set_hints(const TensorCut& how,
       hints.tables.push_back({parameter.tensor.sizes().vec(), table_on(tensors_, placement)});
 }
 
-// Only the leaves hold the memory of the parts from here on, so a handle that shards the parts
-// frees the unsharded memory at once.
+// From here on, only the leaves hold the memory of the parts, so a handle that shards the parts
+// frees the unsharded memory immediately.
 void TensorParallelState::hold_parts() {
   std::vector<Part> all;
   for (const PartedTensor& one : parted_) all.insert(all.end(), one.parts.begin(), one.parts.end());
@@ -158,7 +158,8 @@ void TensorParallelState::train(Handle of_parts) {
   is_trained_ = true;
 }
 
-// Once: where local lies now. The name of a tensor whose parts have come apart, or none.
+// Call once, after the handle has moved the leaves: finds the new memory of each local. Returns the
+// name of a tensor whose leaves are no longer contiguous, or an empty text.
 std::string TensorParallelState::take_parts() {
   std::string apart;
   std::size_t next = 0;
@@ -213,7 +214,8 @@ std::vector<Part> TensorParallelState::own_parts(std::vector<Part> parts) const 
   return parts;
 }
 
-// Does the same for a state dict: each part gets all names that its tensor has there.
+// Like own_parts(), for a state dict: each part gets all names that its tensor has in the state
+// dict.
 std::vector<Part> TensorParallelState::own_state(std::vector<Part> parts) const {
   std::unordered_map<const void*, NamedParameter> entries;
   for (NamedParameter& entry : modules::state_entries(*module_))

@@ -1,7 +1,8 @@
-// TensorParallelState: a module whose parameters are cut over the ranks of an axis `tp`, or whole
-// on the ranks of an axis `cp`, or both.
+// TensorParallelState: a module whose parameters are sharded over the ranks of an axis `tp`, or
+// replicated over the ranks of an axis `cp`, or both.
 //
-// It is made in two phases, so that copies or shards of this rank's parts come between them:
+// It is made in two phases; between them, another strategy can replicate or shard this rank's
+// parts:
 //
 //   auto state = std::make_shared<TensorParallelState>(module, tensors, how, all);   // cuts
 //   state->train(fully_shard(state->parts(), ranks));                                // takes over
@@ -67,7 +68,7 @@ class BackwardClock final : public std::enable_shared_from_this<BackwardClock> {
   using Observer = parallel::StepObserver<BackwardClock>;
   friend Observer;
 
-  // A strategy that trains the parts ends before this clock.
+  // If a strategy trains the parts, its step ends before this clock's.
   void on_backward_end(bool nested) {
     if (step_ == nullptr) return;
     if (is_ending_) return end(averages_());
@@ -101,18 +102,19 @@ struct TensorCut {
 
 class TensorParallelState final : public parallel::CompositeState {
  public:
-  // Collective over `tensors`, a mesh of the axes `tp` and `cp`: checks, and cuts. The module's
-  // parameters have no values until train(). `all`: the axes of `tensors` and of train()'s handle;
-  // it is mesh() and group().
+  // Collective over `tensors`, a mesh of the axes `tp` and `cp`. Checks the module, then shards its
+  // parameters. The module's parameters have no values until train(). `all`: the axes of `tensors`
+  // and of train()'s handle, returned by mesh() and group().
   TensorParallelState(std::shared_ptr<torch::nn::Module> module, const Mesh& tensors,
                       const TensorCut& how, const Mesh& all);
-  // Without train(): the module's parameters are global tensors on their own.
+  // If train() was not called, the module's parameters stay plain global tensors.
   ~TensorParallelState() override;
 
-  // Local. A module of this rank's parts: the leaves of each parameter, and the buffers.
+  // Local. Returns a module of this rank's parts: the leaves of each parameter, and the buffers.
   [[nodiscard]] const std::shared_ptr<torch::nn::Module>& parts() const { return parts_; }
-  // Local, once. The module's parameters become global tensors, whose gradients go to the parts.
-  // `of_parts`: a handle on parts(); not attached where no ranks have copies or shards of them.
+  // Local; call once. Turns the module's parameters into global tensors whose gradients go to the
+  // parts. `of_parts`: a handle on parts(), not attached if no other rank has copies or shards of
+  // them.
   void train(Handle of_parts);
 
   void detach() override;
@@ -138,7 +140,7 @@ class TensorParallelState final : public parallel::CompositeState {
   [[nodiscard]] std::vector<Part> own_state(std::vector<Part> parts) const;
 
   std::shared_ptr<torch::nn::Module> module_;
-  const std::shared_ptr<Group> kept_group_;  // here alone: parts refer to it
+  const std::shared_ptr<Group> kept_group_;  // parts refer to it
   Group& group_ = *kept_group_;
   const Mesh tensors_;
   std::shared_ptr<tensor_parallel::GradientMarks> marks_ =

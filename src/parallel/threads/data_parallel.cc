@@ -81,7 +81,7 @@ std::vector<std::vector<at::Tensor>> scatter(std::span<const at::Tensor> inputs,
   return shares;
 }
 
-// The device whose thread this is; -1 in others.
+// The index of this thread's device; -1 in other threads.
 thread_local int device_of_thread = -1;
 
 const std::shared_ptr<torch::nn::Module>& not_null(
@@ -149,7 +149,7 @@ class ReplicaState final : public parallel::WholeModuleState {
 
   at::Tensor backward(const Loss& loss, const std::vector<at::Tensor>& inputs) {
     for (auto& each : steps_) each->clear();
-    // Earlier gradients are set aside until publish(): they count once, without a weight by rows.
+    // Sets earlier gradients aside until publish(), because they must not be weighted by rows.
     std::vector<at::Tensor> before = step(0).take_gradients();
     try {
       compute(inputs, [&](int i, std::span<const at::Tensor> rows) {
@@ -287,7 +287,7 @@ class ReplicaState final : public parallel::WholeModuleState {
                  *failed);
   }
 
-  // Puts the sums into .grad, added to the previous gradients in `before`.
+  // Sets .grad to the sums plus the previous gradients in `before`.
   void publish(const std::vector<at::Tensor>& before) {
     at::NoGradGuard no_grad;
     std::vector<at::Tensor> sums = step(0).gradients();

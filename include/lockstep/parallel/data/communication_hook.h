@@ -97,9 +97,11 @@ class BucketFuture {
 
   [[nodiscard]] BucketFuture then(Next next) &&;
 
-  // For DistributedDataParallel. Blocks for the works, but does not run later steps.
+  // For DistributedDataParallel. Blocks until the works have completed, but does not run later
+  // steps.
   void wait();
-  // Blocks for the works and runs the next step; returns false if there is no next step.
+  // Blocks until the works have completed, and runs the next step; returns false if there is no
+  // next step.
   bool advance();
   // Call after advance() has returned false.
   [[nodiscard]] const at::Tensor& values() const { return values_; }
@@ -125,9 +127,10 @@ class CommunicationHook {
   // parameters.
   virtual void attach(std::span<const NamedParameter> /*parameters*/) {}
 
-  // Begins the reduction of a bucket. The result has the sizes and dtype of bucket.buffer(), may be
-  // that buffer, and becomes the gradients: a hook divides by the group's size itself. Another
-  // shape or dtype is a ReductionFailed, which ends the group as an exception of the hook does.
+  // Begins the reduction of a bucket. The result must have the sizes and dtype of bucket.buffer(),
+  // and may be that buffer. It becomes the gradients, so the hook itself must divide by the group's
+  // size. For another shape or dtype, backward() throws ReductionFailed, which ends the group like
+  // an exception of the hook.
   [[nodiscard]] virtual BucketFuture run(const GradientBucket& bucket, Group& group) = 0;
 
   // Returns this rank's persistent state of the hook by name; each rank saves its own with the
@@ -142,7 +145,8 @@ class CommunicationHook {
   // that divides by the number of ranks with inputs is refused.
   [[nodiscard]] virtual bool averages_over_all() const { return true; }
   // Returns true if the models of the handle's ranks may differ because gradients were not averaged
-  // over all of them. The handle's state_parts(), which checkpoints use, is then InvalidArgument.
+  // over all of them. The handle's state_parts(), which checkpoints use, then throws
+  // InvalidArgument.
   [[nodiscard]] virtual bool models_may_differ() const { return false; }
   // Called when the models of all ranks of `group` are equal: averaged (by a ModelAverager that
   // knows the hook), or loaded. A hook that wraps another one must forward both functions.
@@ -157,7 +161,7 @@ class CommunicationHook {
 [[nodiscard]] std::shared_ptr<CommunicationHook> average_hook();
 // Compress gradients to bfloat16 or half for communication: the inner hook receives buckets of that
 // dtype. Numbers beyond half's maximum (65504) become inf: scale the loss, or use bfloat16. Buckets
-// that are not wider are not converted.
+// whose dtype is not wider are not converted.
 [[nodiscard]] std::shared_ptr<CommunicationHook> bf16_compression(
     std::shared_ptr<CommunicationHook> inner = average_hook());
 [[nodiscard]] std::shared_ptr<CommunicationHook> fp16_compression(
@@ -179,7 +183,8 @@ class CommunicationHook {
 // case, let a ModelAverager average them periodically.
 //
 // The error of a step has the loss scale of that step. If the scale changes (optim/grad_scaler.h),
-// the next step adds the error at the old scale, once, by a factor too large or too small.
+// the next step adds the error at the old scale: once, the error is too large or too small by the
+// ratio of the scales.
 //
 // The comments give the names of PyTorch's PowerSGDState.
 struct PowerSgdOptions {
@@ -187,8 +192,8 @@ struct PowerSgdOptions {
   // The number of initial steps with exact averages, while gradients change fast
   // (start_powerSGD_iter).
   std::int64_t start_step = 1000;
-  // A parameter is compressed if this times r (n + m) is less than n m; the other gradients
-  // (biases) are averaged exactly, as one tensor.
+  // A parameter is compressed if min_compression_rate * r (n + m) < n m. Other gradients (biases)
+  // are averaged exactly, as one tensor.
   double min_compression_rate = 2;
   bool use_error_feedback = true;
   // If true, Q starts from that of the previous step; otherwise from random numbers, the same on

@@ -75,9 +75,9 @@ struct DiLoCoOptions {
 // own module, its inner optimizer and state().
 //
 // load_state_dict() and loading() restart from the loaded values: module and outer parameters
-// become equal, and the outer momentum and the fragments in flight, for which they wait, are
-// dropped; steps() continues. A later load_state() restores its state. They are collective in the
-// same cases as state().
+// become equal. They wait for fragments in flight, and drop these and the outer momentum; steps()
+// continues. A later load_state() restores the saved state. Both calls are collective in the same
+// cases as state().
 //
 // If an average fails (PeerLost, Timeout), this rank cannot know which results the other ranks
 // have: step(), state() and loading throw InvalidArgument from then on. state_parts() still returns

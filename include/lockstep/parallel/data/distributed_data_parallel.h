@@ -16,15 +16,15 @@
 // without a copy. backward() returns when all buckets are reduced. See naive.h for the same in ten
 // lines.
 //
-// The average: the sum over ranks in the group's fixed order, divided once by its size. On `local`
-// and `shm`, it is bit-identical to the result of one process that computes each rank's micro-batch
-// separately and adds the gradients in that order.
+// The average is the sum over ranks in the group's fixed order, divided once by the number of
+// ranks. On `local` and `shm`, it is bit-identical to the result of one process that computes each
+// rank's micro-batch separately and adds the gradients in that order.
 //
-// Every backward() outside no_sync() is collective: each rank must call it once; the Timeout of the
-// other ranks names a rank that calls it less often. Several calls before a step accumulate, as do
-// nested calls (a backward() inside a backward node). autograd::grad() is not affected.
-// backward(create_graph=true) outside no_sync() throws InvalidArgument: the average over ranks has
-// no derivative here.
+// Every backward() outside no_sync() is collective: all ranks must call it equally often. If a rank
+// calls it less often, the other ranks get a Timeout that names this rank. Several calls before a
+// step accumulate, as do nested calls (a backward() inside a backward node). autograd::grad() is
+// not affected. backward(create_graph=true) outside no_sync() throws InvalidArgument: the average
+// over ranks has no derivative here.
 //
 // Small gradients are views of buckets after the first averaged backward(): a tensor kept from
 // parameter.grad() sees the next step's values. A large gradient is the tensor that autograd made,
@@ -37,12 +37,12 @@
 // backward() or zero_grad() throws InvalidArgument, which names it: construct the handle after such
 // changes.
 //
-// Errors of backward(): ReductionFailed, see below; PeerLost, Timeout, Mismatch, Aborted of the
-// group. After any of them, gradients are undefined until zero_grad(). After ReductionFailed, and
-// after a user exception on every rank, the next backward() works. If an exception ends backward()
-// on some ranks only, after their first gradient was complete, the other ranks get ReductionFailed
-// at once; if it occurs earlier (in the loss's own backward), the effect is as if those ranks had
-// not called backward().
+// Errors of backward(): ReductionFailed (see below), and the group's PeerLost, Timeout, Mismatch
+// and Aborted. After any of these errors, gradients are undefined until zero_grad(). After
+// ReductionFailed, and after a user exception on every rank, the next backward() works. If an
+// exception ends backward() on some ranks only, the effect depends on the time: after the first
+// gradient of such a rank was complete, the other ranks get ReductionFailed immediately; earlier
+// (in the loss's own backward), the effect is as if the rank had not called backward().
 //
 // Threads: one thread at a time per handle; backward() may run in any thread.
 #pragma once
@@ -76,14 +76,14 @@ struct DataParallelOptions {
   // Allows parameters that a backward() does not use. Such a parameter contributes its current
   // .grad, or zeros; one that no rank has used since the last averaged backward() keeps its .grad,
   // which may be undefined. Reduces overlap: buckets after an unused parameter wait for the end of
-  // backward(). If false, an unused parameter is an error that names it, unless a backward() inside
-  // no_sync() has given it a gradient, which is then averaged.
+  // backward(). If false, backward() throws an error that names an unused parameter, unless the
+  // parameter has a gradient from a backward() inside no_sync(), which is then averaged.
   bool find_unused_parameters = false;
   // Like find_unused_parameters, for a module that uses the same parameters in every averaged
-  // backward() on this rank; ranks may differ. Parameters that the first one does not use are
-  // contributed at the beginning of later ones, so that no bucket waits for them. A backward() that
-  // uses one of these, or leaves out another, is an error that names it (ReductionFailed; nothing
-  // is averaged).
+  // backward() on this rank; ranks may differ. Parameters that the first backward() does not use
+  // are marked ready at the beginning of each later backward(), so that no bucket waits for them.
+  // If a backward() uses one of these parameters, or does not use another one, throws
+  // ReductionFailed, which names the parameter; nothing is averaged.
   bool static_graph = false;
   // Broadcasts rank 0's buffers (running means and the like) at the end of each averaged
   // backward(), so that every rank has them before its next forward(). PyTorch's DDP broadcasts at

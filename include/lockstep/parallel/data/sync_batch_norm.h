@@ -17,9 +17,9 @@
 // with the whole batch. Running statistics are the same on every rank and equal that process's.
 //
 // Ranks may have different numbers of rows, including none. (LibTorch's layer itself refuses a
-// single row that has only channels.) All ranks of the group must call the forward of each layer in
-// train() equally often and in the same order, and so for the backward; see Join for inputs that
-// end at different times.
+// single row that has only channels.) In train(), all ranks of the group must call the forwards of
+// the layers equally often and in the same order; the same holds for their backwards. See Join for
+// inputs that end at different times.
 //
 // Threads: one at a time.
 #pragma once

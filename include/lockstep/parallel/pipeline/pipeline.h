@@ -23,28 +23,29 @@
 // for each micro-batch b in the order of the schedule's backwards, except if a weight is tied
 // across stages (see below), or a module draws random numbers, such as dropout.
 //
-// If a schedule splits a backward into I and W, I computes only the gradients of the stage's inputs
-// and keeps the data that operations with weights need for theirs; W computes these later, all at
-// once. No operation computes a gradient twice. A torch::autograd::Function is called in both parts
-// and should compute only the gradients that its context's needs_input_grad() requests. Hooks of
-// tensors inside a stage may run in both parts.
+// If a schedule splits a backward into I and W, I computes only the gradients of the stage's
+// inputs, and keeps the data for the gradients of weights; W computes these later, all at once. No
+// gradient is computed twice. A torch::autograd::Function is called in both parts and should
+// compute only the gradients that its context's needs_input_grad() requests. Hooks of tensors
+// inside a stage may run in both parts.
 //
 // A parameter in several stages (a tied embedding) belongs to the first of them: it is in
 // parameters() of that stage's rank only. That rank gets the sum of all gradients at the end of
 // step(), and sends the new values to the other ranks at the beginning of the next step(),
 // evaluate() or forward(). Its gradients are dense.
 //
-// Messages: their sizes and dtypes are exchanged once per batch size, for the first micro-batch of
-// each number of rows, and then cached; and again if any rank has frozen or unfrozen a parameter
-// between two steps. Data-dependent sizes are an error that names the stage.
+// Messages: sizes and dtypes are exchanged once per batch size, with the first micro-batch of each
+// number of rows, and then cached. They are exchanged again if any rank has frozen or unfrozen a
+// parameter between two steps. If sizes depend on the data, throws an error that names the stage.
 //
 // Errors: an exception of one rank's stage, loss or data ends the step on all ranks: this rank
 // throws it, and the others throw Aborted, which names rank, action and text. PeerLost and Timeout
-// are as with every group. After any of them, the pipeline's group is dead and gradients are
-// undefined. After parallelize(), the mesh's group and those of its axes are dead, too, and with
-// them other models on the mesh. An invalid batch (no rows, fewer rows than micro-batches, tensors
-// that require grad) throws InvalidArgument on every rank, and the groups stay usable; they also
-// stay usable after a Mismatch because some ranks call step() and others call evaluate().
+// are thrown as for every group. After any of these errors, the pipeline's group is dead and
+// gradients are undefined. If parallelize() made the pipeline, the mesh's group and the groups of
+// its axes are dead, too, so other models on the mesh cannot be used either. An invalid batch (no
+// rows, fewer rows than micro-batches, tensors that require grad) throws InvalidArgument on every
+// rank, and the groups stay usable; so do they after the Mismatch that is thrown if some ranks call
+// step() and others call evaluate().
 //
 // parallelize() (parallelize.h) makes stages from a model, and trains each of them on the ranks of
 // other axes.
@@ -101,9 +102,9 @@ class [[nodiscard]] Pipeline : public Handle {
   // Runs forward and backward of one batch. `inputs` are those of the first stage: tensors with the
   // same number of rows, at least one per micro-batch; only the rank of the first stage reads them.
   // `targets` are those of the loss, with as many rows; only the rank of the last stage reads them.
-  // Other ranks may pass the same or nothing. Returns the loss on every rank: on the device of its
-  // stages, without blocking the host for it, if the last stage's loss is on a device. Such losses
-  // keep the dtype of the first step.
+  // Other ranks may pass the same or nothing. Returns the loss on every rank. If the last stage's
+  // loss is on a device, the result is on the device of the rank's stages, and the host is not
+  // blocked; such losses keep the dtype of the first step.
   at::Tensor step(const Tensors& inputs, const Tensors& targets);
   // Returns the loss without gradients: runs the forwards in the schedule's order. Does not change
   // the modules' mode: call eval() on the model as usual. One row is enough here and in forward():

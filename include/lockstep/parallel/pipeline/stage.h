@@ -86,9 +86,9 @@ template <typename Impl>
   return stage_of(std::move(name), module.ptr(), &Impl::forward);
 }
 
-// A step of a model's forward(), for models that are not a Sequential: its function, and the names
-// in the model of the modules whose parameters and buffers it uses (single parameters and buffers
-// may be named, too). Modules in several pieces are tied across their stages.
+// A step of the forward() of a model that is not a Sequential: a function, and the names of the
+// modules whose parameters and buffers the function uses (or of single parameters and buffers).
+// Modules in several pieces are tied across their stages.
 struct ModelPiece {
   std::string name;
   std::vector<std::string> modules;
@@ -110,9 +110,9 @@ struct ModelPiece {
 //   pieces.push_back({"head", {"ln_f", "wte"}, head});              // wte is tied
 //   auto stages = lockstep::split(model, pieces, {"h.4", "h.8"});
 //
-// The functions refer to the model's modules and must keep them alive. InvalidArgument also names a
-// module that is not in the model, and the first parameter of the model that is in no piece,
-// because it would not be trained.
+// The functions refer to the model's modules and must keep them alive. Also throws InvalidArgument
+// if a named module is not in the model, or if a parameter of the model is in no piece, because it
+// would not be trained; the message has the name.
 [[nodiscard]] std::vector<Stage> split(const torch::nn::Module& model,
                                        const std::vector<ModelPiece>& pieces,
                                        const std::vector<std::string>& points);

@@ -1,6 +1,6 @@
 // Rendezvous of parameter servers and workers.
 //
-// Under a launcher, the first ranks of the run are servers, and the others are workers:
+// Under a launcher, the first ranks of the run are servers, and the other ranks are workers:
 //
 //   auto place = lockstep::ps::place_of_rank(2);        // two servers
 //   if (place.is_server) lockstep::ps::Server(place.meeting, place.number, ...).run();
@@ -39,12 +39,12 @@ struct Place {
   int number = 0;  // of this server, or of this worker
 };
 
-// Returns the launcher's assignment for this process (as init(), which must not be called in
-// addition): ranks 0 ... servers - 1, or those that `server_ranks` lists, are servers, numbered by
-// their index in it. The rest are workers, in order. Connects to the run's store, and gives this
-// process its share of the host's cores unless OMP_NUM_THREADS says otherwise. Throws BadInput, in
-// one line, if there is no launcher, there is no server or no worker, or a listed rank occurs twice
-// or does not exist.
+// Returns the launcher's assignment for this process. Use it instead of init(). The servers are the
+// first `servers` ranks or, with `server_ranks`, the listed ranks, numbered by their index in the
+// list. The other ranks are workers, in order. Connects to the run's store, and gives this process
+// its share of the host's cores unless OMP_NUM_THREADS says otherwise. Throws BadInput, in one
+// line, if there is no launcher, there is no server or no worker, or a listed rank occurs twice or
+// does not exist.
 [[nodiscard]] Place place_of_rank(int servers, Duration join_timeout = std::chrono::minutes(5));
 [[nodiscard]] Place place_of_rank(const std::vector<int>& server_ranks,
                                   Duration join_timeout = std::chrono::minutes(5));

@@ -18,18 +18,18 @@
 //                      waits if it is more than `staleness` steps ahead of the slowest
 //   asynchronous       an update for each gradient as it comes; workers never wait
 //
-// In the last two, W workers make W updates where the first makes one: choose the learning rate for
-// that.
+// In the last two modes, W workers make W updates in place of one update in synchronous mode:
+// choose the learning rate accordingly.
 //
 // A worker that ends or is lost is removed; gradients that it has pushed completely still count,
-// and the other workers no longer wait for it. A worker that others have waited for as long as
-// Meeting::timeout is removed too, so a stopped process cannot stop the run. A worker that joins
-// later begins with the next step. When the last worker has left, no server accepts another.
+// and the other workers no longer wait for it. A worker for which others have waited as long as
+// Meeting::timeout is removed, too, so that a stopped process cannot stop the run. A worker that
+// joins later begins with the next step. When the last worker has left, no server accepts another.
 //
 // Each server counts gradients separately. If a worker is lost while it pushes, its gradient counts
-// on the servers that have received all of it: with several servers that one update may be a mean
-// over three workers on some of them and over two on others. Both are the mean of true gradients;
-// only the bits of a run in which a worker is lost depend on the time of the loss.
+// on the servers that have received their part completely. With several servers, this update may
+// therefore be a mean over three workers on some servers, and over two on others. Only in a run
+// that loses a worker, the exact bits depend on when the worker was lost.
 #pragma once
 
 #include <lockstep/parallel/handle.h>
@@ -53,8 +53,8 @@ namespace lockstep::ps {
 
 enum class Consistency { synchronous, stale_synchronous, asynchronous };
 
-// The optimizer of a server's parts of parameters. It must treat elements alike wherever they are:
-// SGD, Adam and AdamW of lockstep::optim, and those of torch::optim that are element-wise.
+// The optimizer of a server's parts of parameters. It must be element-wise: SGD, Adam and AdamW of
+// lockstep::optim, and the element-wise optimizers of torch::optim.
 using MakeOptimizer =
     std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<Part>& parts)>;
 
@@ -98,10 +98,10 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // Blocks: serves until the last worker has left. Call it once. After notifying the workers,
-  // throws Timeout with the workers that did not join; Mismatch if the initial workers have
-  // different parameters; BadInput if another server has this number; and exceptions of the
-  // optimizer.
+  // Blocks: serves until the last worker has left. Call it once. If the run fails, notifies the
+  // workers and throws: Timeout, which names the workers that did not join; Mismatch if the initial
+  // workers have different parameters; BadInput if another server has this number; or an exception
+  // of the optimizer.
   ServerReport run();
 
  private:

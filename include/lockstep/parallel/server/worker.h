@@ -12,7 +12,8 @@
 // The worker has no optimizer: the servers have it. Worker 0's initial values are broadcast to all
 // workers, including buffers and frozen parameters, which are local to each worker from then on. A
 // tied parameter counts once. Parameters without a gradient are pushed as absent: a step changes a
-// parameter if some worker has a gradient for it, and the other workers count as zeros.
+// parameter if some worker has a gradient for it; gradients that the other workers lack count as
+// zeros.
 //
 // Rows: for parameters that `by_rows` matches (the weight of an Embedding), only rows are
 // transferred.
@@ -24,9 +25,9 @@
 // gradient of zero, so the result is the same as if the whole model were pulled and pushed.
 //
 // Errors: PeerLost, which names the server that was lost; Timeout, which names a server that did
-// not answer; Aborted, with the text of a server that ended. After these, the worker is dead: each
-// later call throws the error again. The module's values are those before the call, or some of them
-// are new.
+// not answer; Aborted, with the text of a server that ended. After these errors, the worker is
+// dead: each later call throws the error again. The module then has the values from before the
+// call, or new values in some parameters.
 //
 // Threads: one thread at a time. The module's tensors may be on any device.
 #pragma once
@@ -62,11 +63,11 @@ struct Traffic {
 
 class [[nodiscard]] Worker {
  public:
-  // Blocks until all servers have joined, and worker 0 with its values. `number`: 0 ... workers - 1
-  // for workers that start together; std::nullopt: joins a run in progress. Throws InvalidArgument
-  // for an invalid number; BadInput if another worker has it; Timeout, which names the missing
-  // servers; Mismatch, with both values, if servers have different options or workers different
-  // parameters.
+  // Blocks until all servers have joined, and worker 0 has sent its values. `number`: below
+  // Meeting::workers for workers that start together; std::nullopt: joins a run in progress. Throws
+  // InvalidArgument for an invalid number; BadInput if another worker has this number; Timeout,
+  // which names the missing servers, if they do not join; Mismatch, with both values, if servers
+  // have different options or workers have different parameters.
   Worker(const ModuleRef& module, const Meeting& meeting, std::optional<int> number,
          const WorkerOptions& options = {});
   // Leaves in order, unless an exception unwinds the stack.
@@ -82,9 +83,9 @@ class [[nodiscard]] Worker {
   // Sets the gradients of trained parameters to undefined.
   void zero_grad();
 
-  // Sends the gradients. Throws InvalidArgument, with nothing sent, for a second push() without a
-  // pull() between them, because the gradients belong to old values; for a row with a gradient that
-  // was not pulled; for a parameter whose size or dtype has changed since the beginning.
+  // Sends the gradients. Throws InvalidArgument, and sends nothing, for a second push() without a
+  // pull() between them (its gradients would belong to old values), a row that has a gradient but
+  // was not pulled, or a parameter whose size or dtype has changed since the beginning.
   void push();
   // Blocks until this worker may continue (Consistency), then takes the servers' values, except
   // rows.
@@ -97,13 +98,14 @@ class [[nodiscard]] Worker {
   // Pulls these rows: integers, in any shape; repetitions are allowed. Throws InvalidArgument for a
   // name that is not pulled by rows, and for a row that does not exist.
   void pull_rows(std::string_view name, const at::Tensor& rows);
-  // Pulls all rows of all such parameters, to save the model.
+  // Pulls all rows of all parameters that are pulled by rows, to save the model.
   void pull_all_rows();
 
   // Asks every server for ServerOptions::on_request(text), calls `meanwhile`, in which this worker
   // may join the servers in a collective of another group, and waits until all servers are done.
-  // Only one worker may ask, while no other worker has pushed since its last pull(): updates wait
-  // for the end. Throws Aborted with the text of a server's exception.
+  // Only one worker may call this at a time, and only while no other worker has pushed since its
+  // last pull(): updates wait until the request ends. If a server's callback throws, throws Aborted
+  // with the text of the exception.
   void request(std::string_view text, const std::function<void()>& meanwhile = {});
 
   // Leaves in order now, as the destructor does; later communication throws InvalidArgument.

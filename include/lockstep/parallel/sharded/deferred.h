@@ -11,8 +11,8 @@
 // Values are bit-identical to those of ordinary construction, and the random number generators end
 // in the same state: every number is drawn while the function runs, and again, from a copy of the
 // generator's earlier state, when the values are computed. So construction takes the usual time
-// plus, on rank 0, the time for drawing random numbers again; and it holds the tensors of one
-// operation at a time.
+// plus, on rank 0, the time for drawing the random numbers again, and needs memory for the tensors
+// of one operation at a time.
 //
 // A module can be used before it is sharded: each tensor gets its memory permanently at the first
 // operation on it. Code that reads a tensor's memory past LibTorch's dispatcher (data_ptr(),
@@ -39,8 +39,8 @@ class Module;
 namespace lockstep {
 
 struct DeferredOptions {
-  // Smaller tensors are made immediately. A deferred tensor needs about 6 KiB to record how to
-  // build it.
+  // Tensors of fewer bytes are made immediately. A deferred tensor needs about 6 KiB to record how
+  // to build it.
   std::int64_t smallest = std::int64_t{64} << 10;
 };
 

@@ -17,38 +17,40 @@
 // bit-identical to those of DistributedDataParallel.
 //
 // Using a parameter is collective: all ranks must use the same units in the same order. A rank that
-// uses one alone (printing a weight on rank 0) gets a Mismatch or Timeout that names parameter and
-// operation; use unsharded() to inspect values. Every backward() outside no_sync() is collective,
-// as with DistributedDataParallel; unused parameters are treated as there.
+// alone uses a parameter (printing a weight on rank 0) gets a Mismatch or Timeout that names the
+// parameter and the operation; use unsharded() to inspect values. Every backward() outside
+// no_sync() is collective, as with DistributedDataParallel; unused parameters are treated as there.
 //
 // Gradients are in sharded.parameters(), not in the module's parameters. So use clip_grad_norm()
 // and zero_grad() of the handle, and build the optimizer on its parameters: code that uses .grad of
 // a module's parameter as a gradient (torch's optimizer built on the module,
 // torch::nn::utils::clip_grad_norm_, module->zero_grad()) gets an InvalidArgument that says so. An
 // optimizer with weight decay may have decayed parameters before that error. A step without a
-// reduced backward() since zero_grad() is InvalidArgument, too. The next backward() notices if the
-// module's tensors were replaced (to(), load(), set_data()) and throws InvalidArgument. In-place
-// writes to them (p.mul_(0.9), nn::init) are kept: every rank's shard takes its part of that rank's
-// result.
+// reduced backward() since zero_grad() throws InvalidArgument, too. The next backward() notices if
+// the module's tensors were replaced (to(), load(), set_data()) and throws InvalidArgument.
+// In-place writes to them (p.mul_(0.9), nn::init) are kept: every rank's shard takes its part of
+// that rank's result.
 //
 // If the module has gained a parameter, or a frozen parameter requires grad now, the next
 // backward() or zero_grad() throws InvalidArgument, which names it: construct the handle after such
 // changes.
 //
-// Slices are written by an optimizer, or by hand. If parameters were used between backward() and
-// the write (an evaluation), either all ranks must write some slice or none: ranks that wrote none
-// get a Mismatch at their next collective call. Old values are never left in the memory of the
-// module's parameters: reading it past LibTorch's dispatcher (data_ptr(), torch::save(model)) after
-// such a write is an error until the next use. Writes through a slice's data_ptr() are not noticed.
+// An optimizer, or the program, writes slices. If parameters were used between backward() and the
+// write (an evaluation), then either all ranks must write a slice, or no rank may: otherwise, ranks
+// that wrote no slice get a Mismatch at their next collective call. Old values are never left in
+// the memory of the module's parameters: reading it past LibTorch's dispatcher (data_ptr(),
+// torch::save(model)) after such a write is an error until the next use. Writes through a slice's
+// data_ptr() are not noticed.
 //
 // Errors of backward(): ReductionFailed, on every rank, if parameters have no gradient; the next
-// step works. Mismatch, on every rank, if ranks wrote other values into a parameter: the groups
-// live, and the values of that parameter are undefined until they are loaded or written again.
-// PeerLost, Timeout, Aborted and a Mismatch of calls end the handle. Any other exception that ends
-// backward() on a rank after the first gradient was complete there, also inside no_sync(), ends the
-// handle on all ranks: the other ranks get an Aborted with the name of that rank, and with the text
-// of the exception if it was thrown while a gradient was processed. The groups of the handle are
-// then dead, including the one that it was made on. A handle on one rank stays usable.
+// step works. Mismatch, on every rank, if ranks wrote different values into a parameter: the groups
+// stay usable, and the values of that parameter are undefined until they are loaded or written
+// again. PeerLost, Timeout, Aborted and a Mismatch of calls end the handle. Any other exception
+// that ends backward() on a rank after its first gradient was complete, also inside no_sync(), ends
+// the handle on all ranks: the other ranks get an Aborted that names that rank and, if the
+// exception was thrown while a gradient was processed, has its text. The groups of the handle are
+// then dead, including the group that was passed to fully_shard(). A handle on one rank stays
+// usable.
 //
 // Threads: one thread at a time per handle, with one exception: inside unsharded(), and in a group
 // of one rank, several threads may run forward() without gradients.
@@ -150,18 +152,18 @@ struct ShardOptions {
   // Fuses the reduction with the optimizer step, if storage is node_shared: gradients stay on each
   // rank, and backward() leaves in .grad of the handle's parameters() averages that are not
   // computed yet. step() of lockstep::optim's optimizers sums a few elements at a time over the
-  // ranks just before it updates them, so gradients are read once and an average is never written:
-  // with N ranks, AdamW in fp32 moves 4N + 24 bytes per parameter in total. Results are
+  // ranks just before it updates them, so gradients are read once, and averages are never written
+  // to memory: with N ranks, AdamW in fp32 moves 4N + 24 bytes per parameter in total. Results are
   // bit-identical to those of reduce_scatter. The loop does not change:
   //
   //   loss(model->forward(batch)).backward();
   //   adamw.step();                            // optimizer.bytes_moved() counts
-  //   sharded.zero_grad();                     // before the next forward(): averages are over
+  //   sharded.zero_grad();                     // before the next forward(): drops averages
   //
   // Any other use of such a .grad (a norm, clipping, GradScaler, torch's optimizers, an operation)
-  // computes the average first, with one more pass; so does the next forward() for one that still
-  // exists. At every level, each rank then holds all of its own gradients. Throws InvalidArgument
-  // with private memory and on a mesh whose other axes have several ranks.
+  // computes the average first, with one more pass; so does the next forward() for averages that
+  // still exist. With this option, each rank holds all of its own gradients at every level. Throws
+  // InvalidArgument with private memory and on a mesh whose other axes have several ranks.
   bool reduce_in_step = false;
   // Level full: if true, a unit is released when forward() continues with another one, and gathered
   // again in backward(). If false, it stays until its gradients are complete: more memory, less
@@ -169,12 +171,13 @@ struct ShardOptions {
   bool reshard_after_forward = true;
   // Level full: the number of units to prefetch, in the order of the previous step.
   int prefetch = 1;
-  // A folder to offload this rank's state that is not in use: shards of the parameters if no whole
-  // copy stays (level full with private memory, or a compute_dtype), averages of gradients beside
-  // them, and optimizer state in ShardedModule::state_memory(). The data are in mapped files
-  // without names: any number of ranks and handles may use one folder, on one disk or on several,
-  // and no file is left in it. Shards are read ahead in the order of the previous step and leave
-  // memory after use. Empty: everything stays in memory.
+  // A folder into which this rank's state is offloaded while it is not in use: shards of the
+  // parameters, unless they are ranges of a permanent whole (so at level full with private memory,
+  // or with a compute_dtype), averages of gradients beside them, and optimizer state in
+  // ShardedModule::state_memory(). The data are in mapped files without names: any number of ranks
+  // and handles may use one folder, on one disk or on several, and no file is left in it. Shards
+  // are read ahead in the order of the previous step and leave memory after use. Empty: everything
+  // stays in memory.
   std::string offload = {};
   // Offloads parameters on a device to host memory; parameters on the CPU are not affected. With
   // either option, shards and averages of device parameters are on the host at every level, and so
@@ -254,12 +257,12 @@ class [[nodiscard]] ShardedModule : public Handle {
 // (hybrid sharding: only gradients are sent between hosts). On a group, and on a mesh with one
 // axis, all ranks have shards.
 //
-// Parameters move to other memory. Therefore throws InvalidArgument, on every rank and with nothing
-// changed, which names a parameter that shares memory with another tensor of the module (a tensor
-// that is registered under two names stays tied), or whose memory is held outside of the module: by
-// a view of it, or by the graph of an earlier forward(). Raw pointers to it cannot be detected.
-// Sparse, quantised and nested tensors are refused by name, too, unless ShardOptions::ignored
-// matches them.
+// Parameters move to other memory. Therefore, if a parameter shares memory with another tensor of
+// the module, or its memory is held outside of the module (by a view, or by the graph of an earlier
+// forward()), throws InvalidArgument, which names the parameter, on every rank, and changes
+// nothing. A tensor that is registered under two names is allowed, and stays tied. Raw pointers to
+// the memory cannot be detected. Sparse, quantised and nested tensors are refused by name, too,
+// unless ShardOptions::ignored matches them.
 ShardedModule fully_shard(const ModuleRef& module, const Ranks& ranks,
                           const ShardOptions& options = {});
 

@@ -30,9 +30,9 @@
 // run that seeds the default generator is reproducible. A single device draws from the default
 // generator itself.
 //
-// Errors: InvalidArgument before anything was computed. DeviceFailed for exceptions in a device's
-// thread, including the user's own. Gradients are then those before the call, and the object stays
-// usable.
+// Errors: InvalidArgument before anything is computed; DeviceFailed for exceptions in a device's
+// thread, including the user's own. After an error, gradients are those from before the call, and
+// the object stays usable.
 //
 // Threads: one thread at a time per object. The functions passed to backward() and forward() run
 // concurrently in the devices' threads: they must not write shared data. Memory: parameters and
@@ -118,11 +118,13 @@ struct ReplicaOptions {
   // is neither parameter nor buffer stays as it is made here.
   std::function<std::shared_ptr<torch::nn::Module>()> make_replica = {};
   // If true, each backward() and forward() begins by copying the first device's buffers (running
-  // means and the like) to all others. If false, each device has its own after construction.
+  // means and the like) to all others. If false, each device keeps its own buffers after
+  // construction.
   bool broadcast_buffers = true;
 };
 
-// The return value of a loss function: a tensor alone is the mean over the rows it was given.
+// The return value of a loss function. If the function returns only a tensor, it is the mean over
+// the device's rows.
 struct DeviceLoss {
   DeviceLoss(at::Tensor mean_loss, std::optional<double> of_weight = std::nullopt)
       : loss(std::move(mean_loss)), weight(of_weight) {}
@@ -214,8 +216,9 @@ class [[nodiscard]] DataParallel : public DataParallelBase {
         {inputs...});
   }
 
-  // Runs `forward(model, rows...)` without gradients, for evaluation. It must return a tensor with
-  // as many rows as its input; returns all of them together, on the first device.
+  // Runs `forward(model, rows...)` without gradients, for evaluation. The function must return a
+  // tensor with as many rows as its input. Returns the rows of all devices in one tensor on the
+  // first device.
   template <typename Function, std::same_as<at::Tensor>... Inputs>
     requires(sizeof...(Inputs) > 0)
   at::Tensor forward(Function&& forward, const Inputs&... inputs) {

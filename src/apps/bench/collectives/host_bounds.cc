@@ -104,7 +104,8 @@ void stay_on_core(int number) {
   }
 }
 
-// Each thread waits for the other thread's number and replies with its own.
+// The measuring thread stores a number in `request` and waits until the other thread has stored it
+// in `reply`.
 struct Exchange {
   alignas(128) std::atomic<int> request{0};
   alignas(128) std::atomic<int> reply{0};

@@ -19,7 +19,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The state of a recorded call's autograd node.
+// The state of the autograd node of a recorded call.
 struct Pair : torch::CustomClassHolder {
   Pair(Site site, Map map, Map conjugate)
       : site(std::move(site)), map(std::move(map)), conjugate(std::move(conjugate)) {}
@@ -37,7 +37,7 @@ struct Recorded : torch::autograd::Function<Recorded> {
     return pair->map(passing, input);
   }
 
-  // An undefined gradient becomes zeros: this rank must take part anyway.
+  // Replace an undefined gradient by zeros: this rank must take part in the collective anyway.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     auto holder = context->saved_data.at(pair_key).toCapsule();
     const auto& pair = static_cast<const Pair&>(*holder);

@@ -1,5 +1,5 @@
-// The maps of which the differentiable collectives are made, without autograd: each makes a new
-// contiguous tensor. Dims are not negative, sizes were checked.
+// The differentiable collectives are built from these maps, which do not use autograd. Each map
+// makes a new contiguous tensor. Dims must not be negative; sizes must have been checked.
 #pragma once
 
 #include <lockstep/comm/call.h>
@@ -19,8 +19,8 @@ namespace lockstep::functional {
 struct Site {
   Site(std::string_view name, Group group, const CallOptions& options, Group::Where where);
 
-  // Returns true if a call with this operand is recorded. The same on all ranks: it is part of the
-  // tag.
+  // Returns true if a call with this operand is recorded for backward. Part of the tag, so that
+  // ranks that differ get a Mismatch.
   [[nodiscard]] static bool records(const at::Tensor& input);
   [[nodiscard]] Site of_backward() const;
 
@@ -31,7 +31,7 @@ struct Site {
   Group::Where where;
 };
 
-// The arguments that a map passes to the group's call. Lives as long as that call.
+// The arguments that a map passes to the group's call; valid during the call.
 class Passing {
  public:
   Passing(const Site& site, bool recorded);
@@ -51,14 +51,14 @@ using Map = std::function<at::Tensor(Passing&, const at::Tensor&)>;
 // Returns map(input), differentiable by `conjugate`.
 [[nodiscard]] at::Tensor perform(const at::Tensor& input, const Site& site, Map map, Map conjugate);
 
-// Along one dim, one of each rank; empty: all equal.
+// One length per rank along a dim; empty: all equal.
 using Sizes = std::vector<std::int64_t>;
 
 [[nodiscard]] Map identity();
 [[nodiscard]] Map combine(Op op);
 [[nodiscard]] Map send_from(int root);
 [[nodiscard]] Map sum_at(int root);
-// `divide`: by the number of ranks, afterwards.
+// If `divide`, divides the result by the number of ranks.
 [[nodiscard]] Map join(std::int64_t dim, Sizes sizes, bool divide = false);
 [[nodiscard]] Map cut(std::int64_t dim, Sizes sizes, Op op);
 [[nodiscard]] Map exchange(std::int64_t split_dim, std::int64_t join_dim);

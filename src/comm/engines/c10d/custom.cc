@@ -45,7 +45,7 @@ class CustomEngine final : public Engine {
     try {
       group_->abort();
     } catch (const std::exception&) {
-      // It has no abort, or nothing to end.
+      // The backend does not implement abort(), or nothing was running.
     }
   }
 
@@ -57,7 +57,7 @@ class CustomEngine final : public Engine {
  private:
   MakeC10dBackend make_;
   std::string name_;
-  std::optional<at::Device> device_;  // of a backend on streams; it takes tensors of no other
+  std::optional<at::Device> device_;  // of a backend on streams; all tensors must be on it
   std::shared_ptr<Store> store_;
   c10::intrusive_ptr<c10d::Backend> group_;
 };

@@ -1,5 +1,5 @@
-// The operations that the adapter needs from a c10d backend beyond c10d::Backend's own virtuals;
-// one implementation per engine.
+// The functions that the adapter needs in addition to c10d::Backend's virtual functions; one
+// implementation per engine.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -30,7 +30,8 @@ struct Carrier {
   int peer = -1;
 };
 
-// As BlockingEngine::objection_to(), of an engine that takes the host's memory and its device's.
+// Implements BlockingEngine::objection_to() for an engine that accepts host memory and memory of
+// its device.
 [[nodiscard]] std::string not_on_device(const at::Tensor& tensor, at::Device device);
 
 class Engine {
@@ -48,10 +49,10 @@ class Engine {
   [[nodiscard]] virtual Carrier carrier_of(const PostedCall& call) = 0;
   // As BlockingEngine::objection_to().
   [[nodiscard]] virtual std::string objection_to(const at::Tensor& tensor);
-  // Returns the device that tensors must be on: tensors elsewhere are copied there and back.
-  // std::nullopt: the engine takes tensors on any device.
+  // Returns the device that tensors must be on: other tensors are copied to it and back.
+  // std::nullopt: the engine accepts tensors on any device.
   [[nodiscard]] virtual std::optional<at::Device> device() { return std::nullopt; }
-  // Returns true if its operations are enqueued on streams of device(), and neither they nor
+  // Returns true if operations are enqueued on streams of device(), and neither the operations nor
   // c10d::Work::synchronize() block the host.
   [[nodiscard]] virtual bool has_streams() const { return false; }
   // Returns false if carrier_of() could block.
@@ -66,7 +67,7 @@ class Engine {
   // queues on its current stream is ordered after the operation.
   virtual void finish(c10d::Work& work);
   // Ends every operation in progress, here and on the peers. Thread-safe, also during an operation,
-  // but no operation may begin meanwhile or later; never throws. `are_running` tells whether
+  // but no operation may begin during or after it; never throws. `are_running` returns true if
   // operations of this rank are still running.
   virtual void close(const std::function<bool()>& are_running) noexcept = 0;
   // Makes a group of other ranks of the same hosts. Blocks until all ranks have joined.

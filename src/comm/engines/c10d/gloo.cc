@@ -32,15 +32,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Gloo's own deadline of an operation. The adapter has its own, which counts from a wait and not
-// from the operation's turn; when that one passes, the connections are closed.
+// Gloo's own timeout of an operation, practically infinite. The adapter has a deadline too, which
+// starts with the wait instead of the operation; when it passes, the adapter closes the
+// connections.
 constexpr milliseconds practically_never = std::chrono::hours(24 * 365);
 
 // A running operation whose thread gets a core at all ends within a few milliseconds.
 constexpr auto longest_close = std::chrono::seconds(2);
 
-// Opens what the adapter needs of c10d's Gloo: the number that marks a collective's messages, and
-// its connections.
+// Gives access to two protected parts of c10d's Gloo: the number that marks a collective's
+// messages, and the connections.
 class MarkedGloo final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
@@ -63,11 +64,11 @@ class MarkedGloo final : public c10d::ProcessGroupGloo {
   }
 };
 
-// Gloo cannot be told to stop connecting. If a rank is lost after publishing its address but before
-// connecting, the other ranks would block until their deadline. So Gloo connects in a separate
-// thread while this thread polls the store, which throws when the ranks no longer have a reason to
-// meet (a round of an elastic run has ended). The connecting thread is then abandoned: it owns
-// everything that it uses, and ends at Gloo's deadline.
+// Gloo's connecting cannot be interrupted. If a rank is lost after publishing its address but
+// before connecting, the other ranks would block until their deadline. So Gloo connects in a
+// separate thread while this thread polls the store, which throws when the ranks no longer have a
+// reason to meet (a round of an elastic run has ended). The connecting thread is then abandoned: it
+// owns everything that it uses, and ends at Gloo's deadline.
 class Connecting {
  public:
   using Made = c10::intrusive_ptr<MarkedGloo>;
@@ -101,13 +102,13 @@ class Connecting {
   }
 
  private:
-  // Waits a moment for `never`, a key that is never set; throws if the store has ended the round.
+  // Waits briefly for `never`, a key that is never set. Throws if the store has ended the round.
   static void ask(Store& store, const std::string& never) {
     const std::array keys{never};
     try {
       store.wait(keys, Deadline::after(milliseconds(1)));
     } catch (const Timeout&) {
-      // The ranks are still to meet.
+      // Expected: the ranks may still meet.
     }
   }
   bool wait() {
@@ -159,11 +160,11 @@ class GlooEngine final : public Engine {
   [[nodiscard]] Carrier carrier_of(const PostedCall& call) override { return {*group_, call.root}; }
   void mark_next(std::uint32_t mark) override { group_->mark_next(mark); }
 
-  // An operation between two of its receives has nothing pending; once the connections are closed,
-  // nothing would wake what it posts next. So again, until none is running.
+  // An operation that is between two receives has nothing pending, and after the connections are
+  // closed nothing would wake its next receive. So repeat until no operation is running.
   void close(const std::function<bool()>& are_running) noexcept override {
     const sys::ErrorInsteadOfSignal quiet(
-        SIGPIPE);  // Gloo writes so that a closed socket raises it
+        SIGPIPE);  // Gloo's writes to closed sockets raise it
     const auto deadline = Deadline::after(longest_close);
     for (;;) {
       group_->fail_pending();
@@ -173,7 +174,7 @@ class GlooEngine final : public Engine {
     try {
       group_->close_connections();
     } catch (const std::exception&) {
-      // They are closed already.
+      // The connections are already closed.
     }
   }
 
@@ -183,8 +184,9 @@ class GlooEngine final : public Engine {
   }
 
  private:
-  // Gloo lets a rank go on when its own connections stand. One that ended then would take away
-  // those that others are still making, and they could not say whose end it was.
+  // Waits until all ranks are connected. Gloo lets a rank continue once its own connections are
+  // established. If that rank then ended, connections that other ranks are still making would
+  // break, and these ranks could not tell which rank has ended.
   void meet(const std::string& name, int rank, int size, Duration join_timeout) {
     const auto connected = formatted("lockstep/gloo/{}/connected", name);
     if (rendezvous::come_to(*store_, connected, size)) return;

@@ -1,4 +1,4 @@
-// The engines of c10d: Gloo, NCCL, and those that a user makes; and the backends made of them.
+// The c10d engines Gloo, NCCL and user-defined ones, and the backends on top of them.
 #pragma once
 
 #include <lockstep/comm/backend.h>
@@ -22,56 +22,57 @@ namespace lockstep::c10d_engine {
 [[nodiscard]] bool has_gloo();
 [[nodiscard]] bool has_nccl();
 
-// A name for each GPU that this process sees, the same in every process: NVIDIA's UUID. Empty in a
-// build without NCCL, which cannot tell.
+// Returns a name for each GPU that this process sees, equal in all processes: NVIDIA's UUID. Empty
+// in a build without NCCL.
 [[nodiscard]] std::vector<std::string> gpu_names();
 
-// Gloo, where its headers were found when this was built.
+// Gloo, if its headers were found at build time.
 
 struct GlooOptions {
   std::string address = "127.0.0.1";  // of this machine, as its peers reach it
   Duration join_timeout = std::chrono::minutes(5);
 };
 
-// Connects with size - 1 peers that meet under `name` in the store. Blocks until all have come.
-// BadInput in a build without Gloo; Timeout when they do not come.
+// Connects with size - 1 peers that meet under `name` in the store. Blocks until all ranks have
+// joined. Throws BadInput in a build without Gloo, and Timeout if a peer does not join.
 [[nodiscard]] std::shared_ptr<Engine> make_gloo(std::shared_ptr<Store> store,
                                                 const std::string& name, int rank, int size,
                                                 GlooOptions options);
 
-// NCCL, where LibTorch comes with CUDA and the CUDA headers were found when this was built.
+// NCCL, if LibTorch has CUDA and the CUDA headers were found at build time.
 
 struct NcclOptions {
   std::optional<c10::Device> device;  // of this rank; std::nullopt: it has no GPU
   Duration join_timeout = std::chrono::minutes(5);
 };
 
-// Meets size - 1 peers in the store. Blocks until all have come and their GPUs are connected.
-// Throws BadInput in a build without NCCL, if a rank has no GPU, and if two ranks would share one;
-// Timeout if the peers do not come.
+// Meets size - 1 peers in the store. Blocks until all ranks have joined and their GPUs are
+// connected. Throws BadInput in a build without NCCL, if a rank has no GPU, and if two ranks would
+// share a GPU; throws Timeout if a peer does not join.
 [[nodiscard]] std::shared_ptr<Engine> make_nccl(const std::shared_ptr<Store>& store, int rank,
                                                 int size, NcclOptions options);
 
-// An engine of c10d that the user made.
+// A user-defined c10d engine.
 
-// Blocks until all have come under `group` in the store. `name` is the engine's; `streams_of` the
-// device on whose streams it works, if it does (c10d.h). PeerLost when it cannot be made;
-// InvalidArgument when `make` returns nothing.
+// Blocks until all ranks have joined `group` in the store. `name` is the name of the engine;
+// `streams_of` is the device on whose streams it works, if any (c10d.h). Throws PeerLost if `make`
+// throws, and InvalidArgument if `make` returns null.
 [[nodiscard]] std::shared_ptr<Engine> make_custom(
     const MakeC10dBackend& make, const std::string& name, std::optional<c10::Device> streams_of,
     std::shared_ptr<Store> store, const std::string& group, int rank, int size, Duration timeout);
 
 struct Options {
   Duration join_timeout = std::chrono::minutes(5);
-  std::string address = "127.0.0.1";  // gloo: of this machine, as its peers reach it
+  std::string address = "127.0.0.1";  // gloo: of this host, for its peers
   std::optional<c10::Device> device;  // of this rank
-  MakeC10dBackend custom = {};        // makes the engine, which has the name
-  bool custom_streams = false;        // and works on streams of the device
+  MakeC10dBackend custom = {};        // makes the user-defined engine
+  bool custom_streams = false;        // that engine works on streams of `device`
   bool float_sums = false;            // InitOptions::float_sums
 };
 
-// The world of `size` ranks that share `store`: the engine "gloo" or "nccl", or a user's own of any
-// name. Blocks until all have come. Errors as those of the three functions above.
+// Makes the world of `size` ranks that share `store`. `name`: "gloo", "nccl", or any name for a
+// user-defined engine. Blocks until all ranks have joined. Throws the errors of the three functions
+// above.
 [[nodiscard]] std::shared_ptr<Backend> make(std::string_view name, std::shared_ptr<Store> store,
                                             int rank, int size, const Options& options);
 

@@ -30,23 +30,24 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using Connection = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
 
-// Most operations take tens of microseconds; a wait that lasts longer looks less often.
+// Most operations take tens of microseconds; longer waits poll less often.
 constexpr Duration shortest_pause = microseconds(5);
 constexpr Duration longest_pause = microseconds(200);
 constexpr Duration between_looks = milliseconds(100);
-// How long the others may take to need this rank's GPU no more, and NCCL to end its operations.
+// Time limits: for the other ranks to stop using this rank's GPU, and for NCCL to end its
+// operations.
 constexpr Duration longest_leave = std::chrono::seconds(30);
 constexpr milliseconds longest_abort = std::chrono::seconds(10);
 constexpr const char* everyone = "all";  // names the communicator of the collectives
 
-// LibTorch watches NCCL from threads of its own, which end the process when an operation fails or
-// takes long. Only environment variables turn these threads off. With blocking waits LibTorch does
-// not start the threads: waits poll (finish()) and throw the error in the waiting thread.
-// LibTorch's record of operations keeps pointers that only those threads release, so the record is
-// off; the group has its own (comm/diagnose).
+// LibTorch watches NCCL from separate threads, which end the process if an operation fails or takes
+// long. Only environment variables turn these threads off. With blocking waits LibTorch does not
+// start the threads: waits poll (finish()) and throw the error in the waiting thread. LibTorch's
+// record of operations keeps pointers that only those threads release, so the record is off; the
+// group has its own (comm/diagnose).
 //
-// A variable that the program has set keeps its value. Called while init() makes the world, and not
-// from the threads that connect later: setenv() is not safe beside getenv() of other threads.
+// A variable that the program has set keeps its value. Call it while init() makes the world, and
+// not from threads that connect later: setenv() is not safe while other threads call getenv().
 void set_missing_variables() {
   constexpr std::pair<const char*, const char*> settings[] = {
       {"TORCH_NCCL_BLOCKING_WAIT", "1"},
@@ -67,9 +68,9 @@ std::string name_of_gpu(c10::DeviceIndex index) {
   return name;
 }
 
-// Family: the state that the NCCL groups of one process share, which is its GPU and c10d's groups.
-// GPUs read each other's memory and ranks drop their groups in any order, so c10d's groups stay
-// until every rank of the world has dropped its last group.
+// Family: the state that the NCCL groups of one process share: its GPU and the c10d groups. GPUs
+// read each other's memory and ranks drop their groups in any order, so the c10d groups exist until
+// every rank of the world has dropped its last group.
 class Family {
  public:
   Family(std::shared_ptr<Store> store, int rank, int size, NcclOptions options)
@@ -89,7 +90,7 @@ class Family {
       world_->leave();
       if (!has_failed_ && !grace_.is_by_exception()) world_->await_the_others(longest_leave);
     } catch (const std::exception&) {
-      // The store is gone with the rank that served it, which waited for the others.
+      // The rank that served the store has ended, and it waits for the others before it ends.
     }
     for (const auto& connection : connections_) end(connection);
   }
@@ -104,7 +105,7 @@ class Family {
   [[nodiscard]] at::Device device() const { return device_; }
   [[nodiscard]] Duration join_timeout() const { return join_timeout_; }
 
-  // Not connected yet.
+  // The result is not connected yet.
   [[nodiscard]] Connection make(const std::string& name, int rank, int size) {
     auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
     options->timeout = longest_abort;
@@ -120,7 +121,7 @@ class Family {
     try {
       connection->abort();
     } catch (const std::exception&) {
-      // It has ended, or NCCL does not answer.
+      // Already ended, or NCCL does not respond.
     }
   }
   void note_failure() { has_failed_ = true; }
@@ -136,8 +137,9 @@ class Family {
   std::vector<Connection> connections_;  // guarded by mutex_
 };
 
-// NCCL carries out what one communicator is given in one order, which two ranks that send to each
-// other would not agree on: so each direction of each pair has a communicator of its own.
+// NCCL executes the operations of one communicator in order, and two ranks that send to each other
+// have different orders. Therefore each direction of each pair of ranks has a separate
+// communicator.
 class NcclEngine final : public Engine {
  public:
   NcclEngine(std::shared_ptr<Family> family,
@@ -163,8 +165,8 @@ class NcclEngine final : public Engine {
                                                    Duration timeout) override;
 
  private:
-  // Makes the communicator of the collectives. In a step it would allocate the GPU's memory while
-  // kernels of the step wait for each other.
+  // Makes the communicator of the collectives at once: during a step, it would allocate GPU memory
+  // while kernels of the step wait for each other.
   void connect_all();
   // Returns the name of the communicator for a call.
   [[nodiscard]] std::string place_of(const PostedCall& call) const;
@@ -176,9 +178,9 @@ class NcclEngine final : public Engine {
   const int size_;
   std::atomic<bool> is_closing_{false};
   std::atomic<bool> is_closed_{false};
-  std::mutex mutex_;                               // guards what follows
-  std::vector<Connection> made_;                   // what close() ends
-  std::map<std::string, Connection> connections_;  // by what they are for
+  std::mutex mutex_;                               // guards the members below
+  std::vector<Connection> made_;                   // ended by close()
+  std::map<std::string, Connection> connections_;  // by place_of() or `everyone`
 };
 
 void NcclEngine::connect_all() {

@@ -57,9 +57,9 @@ bool divides_first(const PostedCall& call) {
   return call.op == Op::average && call.input.scalar_type() == at::kHalf;
 }
 
-// Returns true if every rank gathers all inputs and combines them itself: one round instead of two.
-// Two ranks send no more bytes this way, but each computes the whole sum, which was slower from 1
-// MiB on.
+// Returns true if every rank should gather all inputs and combine them itself, which takes one
+// round instead of two. With two ranks this sends no more bytes, but each rank computes the whole
+// sum, which was slower from 1 MiB on.
 bool goes_whole(const PostedCall& call, int size) {
   constexpr std::int64_t whole_bytes = 16 << 10, whole_bytes_of_two = 128 << 10;
   return static_cast<std::int64_t>(call.input.nbytes()) <=
@@ -79,7 +79,7 @@ void C10dRunner::await(const PostedCall& call, Start start) {
   if (call.launched) {
     work->synchronize();
     call.launched->checks.emplace_back([work] {
-      (void)work->isCompleted();  // LibTorch asks NCCL for errors here
+      (void)work->isCompleted();  // makes LibTorch query NCCL for errors
       if (auto error = work->exception()) std::rethrow_exception(error);
     });
     return;
@@ -277,7 +277,7 @@ void C10dRunner::compare_counts(const PostedCall& call) {
   if (call.launched) {
     const auto stream = stream_of(call, device);
     const c10::StreamGuard on(copy_stream(device));
-    input = copied_to(device, input);  // on the call's stream this would wait for peers
+    input = copied_to(device, input);  // the call's stream may wait for peers
     StreamPoint(device).precede(stream);
   } else {
     input = input.to(device);

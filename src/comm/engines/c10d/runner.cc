@@ -76,7 +76,7 @@ std::shared_ptr<Launched> C10dRunner::launch(const PostedCall& call) {
 }
 
 at::Tensor C10dRunner::copied_to(c10::Device device, const at::Tensor& host) {
-  // Pinned memory is kept for later calls, so that large tensors would take it for good.
+  // LibTorch never frees pinned memory, so use it for small tensors only.
   constexpr std::size_t most_pinned = 64 << 10;
   if (host.nbytes() > most_pinned || !pins_host_memory(device.type())) return host.to(device);
   const auto pinned = at::empty(host.sizes(), host.options().pinned_memory(true)).copy_(host);
@@ -113,7 +113,7 @@ c10::Stream C10dRunner::stream_of(const PostedCall& call, c10::Device device) {
 }
 
 c10::Stream C10dRunner::copy_stream(c10::Device device) {
-  return stream_of(ChannelKey{.source = rank_, .destination = rank_}, device);  // of no channel
+  return stream_of(ChannelKey{.source = rank_, .destination = rank_}, device);  // unused by calls
 }
 
 c10::Stream C10dRunner::stream_of(ChannelKey channel, c10::Device device) {

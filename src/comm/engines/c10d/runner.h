@@ -5,10 +5,10 @@
 // transferred data has the tensor's dtype.
 //
 // On a device, a call runs on a stream of its channel, ordered after the work that the posting
-// thread had queued on its stream before the post. An engine that has_streams() only launches it
-// there, in the posting thread: launch order is then the order of the program, over all groups and
-// messages, which is what NCCL asks of several communicators on one GPU (NVIDIA/nccl issues 195,
-// 208, 1174). A run of another engine returns when the device has finished the call.
+// thread had queued on its stream before the post. If the engine has_streams(), the posting thread
+// launches the call there and continues. Launch order is then program order over all groups and
+// messages, as NCCL requires for several communicators on one GPU (NVIDIA/nccl issues 195, 208,
+// 1174). For other engines, run() returns when the device has finished the call.
 #pragma once
 
 #include "base/mutex.h"
@@ -60,8 +60,8 @@ class C10dRunner final : public BlockingEngine {
                                                         Duration timeout) override;
 
  private:
-  // Returns the stream of a call's channel on a device, and the one for copies between the host and
-  // the device, which wait for no peer.
+  // Return the stream of a call's channel on a device, and the stream for copies between host and
+  // device, which never wait for peers.
   [[nodiscard]] c10::Stream stream_of(const PostedCall& call, c10::Device device);
   [[nodiscard]] c10::Stream copy_stream(c10::Device device);
   [[nodiscard]] c10::Stream stream_of(ChannelKey channel, c10::Device device);
@@ -72,7 +72,7 @@ class C10dRunner final : public BlockingEngine {
   [[nodiscard]] PostedCall copied_to(c10::Device device, const PostedCall& call,
                                      const c10::Stream& stream);
 
-  // Starts one or several c10d operations and awaits them, unless the call is being launched.
+  // Starts one or more c10d operations and, unless the call is being launched, waits for them.
   // Throws c10d's exceptions, and Aborted if the engine is closed.
   void perform(const PostedCall& call);
   void all_reduce(const PostedCall& call);
@@ -81,8 +81,8 @@ class C10dRunner final : public BlockingEngine {
   void all_gather(const PostedCall& call);
   void reduce_scatter(const PostedCall& call);
   void all_to_all(const PostedCall& call);
-  // Throws CallDiffers, which names a rank whose counts do not match this rank's. A launched call
-  // compares as one of its steps. The engine would not notice: Gloo ends the process.
+  // Throws CallDiffers, with a rank whose counts do not match this rank's. A launched call makes
+  // the comparison in one of its steps. Without it, Gloo would end the process.
   void compare_counts(const PostedCall& call);
   void scatter(const PostedCall& call);
   void barrier(const PostedCall& call);
@@ -95,15 +95,15 @@ class C10dRunner final : public BlockingEngine {
   // Sends each rank its part of the input; returns every rank's values of this rank's part. The
   // parts have `counts` elements; empty: equal parts.
   std::vector<at::Tensor> dealt(const PostedCall& call, const std::vector<std::int64_t>& counts);
-  // Returns the combination of all ranks' values of this rank's share of the input. The share has
-  // as many elements on every rank; on the last ranks some of them may be padding.
+  // Returns this rank's share of the input, combined over all ranks. All shares have the same
+  // number of elements; on the last ranks some of them may be padding.
   at::Tensor combined_share(const PostedCall& call);
   // Fills `all` with every rank's `mine`.
   void gather_evenly(const PostedCall& call, const at::Tensor& all, const at::Tensor& mine);
   // Gathers every rank's `mine` into `all` on the root; `all` is undefined elsewhere.
   void gather_to_root(const PostedCall& call, const at::Tensor& all, const at::Tensor& mine);
-  // Starts an operation under the mutex, marked for this call, and waits for it: the host, or the
-  // current stream if the call is being launched.
+  // Starts an operation under the mutex, with the mark of this call. If the call is being launched,
+  // the current stream waits for the operation; otherwise the host does.
   template <class Start>
   void await(const PostedCall& call, Start start);
 
@@ -117,7 +117,8 @@ class C10dRunner final : public BlockingEngine {
   Mutex mutex_;
   std::map<std::pair<ChannelKey, c10::DeviceIndex>, c10::Stream> streams_
       LOCKSTEP_GUARDED_BY(mutex_);
-  // How many calls of a channel run on its queue. A later one is not launched before them.
+  // The number of a channel's calls that run on its queue. Later calls are not launched before
+  // these.
   std::map<ChannelKey, int> queued_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 

@@ -29,8 +29,7 @@ struct Layout {
 // names[r] is the host of rank r.
 [[nodiscard]] Layout make_layout(std::span<const std::string> names, int rank);
 
-// Returns, by rank, the begin and length of each rank's part if the parts are stored consecutively
-// in this order of ranks.
+// The begin and length of a rank's part, if all parts are stored consecutively.
 struct Placed {
   std::size_t begin = 0;
   std::size_t count = 0;

@@ -27,9 +27,9 @@ namespace {
 
 struct Parts {
   Layout layout;
-  Group local;                  // Layout::across(); std::nullopt if this rank is not in it
-  std::optional<Group> across;  // Layout::across(); nothing for a rank that is not among them
-  Group all;                    // every rank; slow, for operations that the others cannot do
+  Group local;                  // the ranks of this host
+  std::optional<Group> across;  // Layout::across(); std::nullopt if this rank is not in it
+  Group all;                    // all ranks; slow, for operations that the others cannot do
 };
 
 using Counts = std::vector<std::int64_t>;
@@ -43,9 +43,9 @@ bool is_half(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
 }
 
-// Returns the tag of the inner operations of a call, so that they match only those of an equal
-// call. Two roots on one host, or a sum and an average, have the same inner operations. A message
-// has only one.
+// Returns the tag of the inner operations of a call, which makes them match only those of an equal
+// call: calls with two roots on one host, or a sum and an average, have the same inner operations.
+// A message has one inner operation, so its own tag suffices.
 std::string tag_of_parts(const PostedCall& call) {
   if (is_message(call.collective)) return call.tag;
   return formatted("{}{}for {} #{} [{:x}]", call.tag, call.tag.empty() ? "" : ", ",
@@ -298,7 +298,7 @@ class Performer {
     if (!layout_.is_even()) local.barrier(options_, call_.where).wait();
   }
 
-  // Divides once after the sum, for an average.
+  // For an average: divides after the sum.
   void divide(const at::Tensor& tensor) const {
     if (call_.op == Op::average && !averages_twice_)
       tensor.div_(at::full({}, static_cast<double>(layout_.size()), tensor.options()));
@@ -330,8 +330,8 @@ void perform(const Parts& parts, const PostedCall& call) {
   Performer(parts, call).run();
 }
 
-// The whole group has timeouts and names late ranks; a subgroup ends only when the whole group
-// does.
+// Subgroups have no timeout: the whole group has timeouts, names late ranks, and ends its
+// subgroups.
 constexpr Duration practically_never = std::chrono::hours(24 * 365);
 
 // Subgroups have descriptive names, because errors show them.
@@ -373,7 +373,7 @@ class HierarchicalRunner final : public BlockingEngine {
       try {
         if (part != nullptr) part->abort(reason);
       } catch (const std::exception&) {
-        // The subgroup is dead already, or its peers are unreachable.
+        // The subgroup has already failed, or its peers are unreachable.
       }
     }
   }

@@ -1,6 +1,6 @@
 // The engine "hierarchical": shared memory inside each host, another engine across hosts. Its
-// groups consist of groups of those two engines; an error in one of them ends the whole group. A
-// subgroup of ranks of a single host is a group of the inner engine.
+// groups consist of groups of those two engines; an error in one of these groups ends the whole
+// group. A subgroup of ranks of a single host is a group of the inner engine.
 #pragma once
 
 #include <lockstep/comm/backend.h>

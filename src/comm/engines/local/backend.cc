@@ -28,7 +28,7 @@ void copy_flat(const at::Tensor& to, const at::Tensor& from) {
   if (to.const_data_ptr() != from.const_data_ptr()) flat(to).copy_(flat(from));
 }
 
-// Combines on the device of rank 0; copy_flat brings the result to the others.
+// Combines on the device of rank 0; copy_flat() copies the result to the other devices.
 at::Tensor combined(const std::vector<PostedCall>& calls) {
   const auto device = calls.front().input.device();
   std::vector<at::Tensor> values;
@@ -81,12 +81,13 @@ void scatter(const std::vector<PostedCall>& calls) {
     copy_flat(calls[rank].output, part_of(root.input, {}, size, rank));
 }
 
-// Orders this thread's streams after the work that every rank had queued on its own.
+// Orders this thread's streams after the work that the posting rank had queued.
 void begin_after(const PostedCall& call) {
   if (call.after) call.after->precede_current();
 }
 
-// Blocks until the device has finished, so that work any thread queues from now on comes after it.
+// Blocks until the device has finished, so that work that any thread queues later is ordered after
+// it.
 void finish_on_device(const PostedCall& call) {
   if (call.after) stream_point(call.input.defined() ? call.input : call.output)->wait();
 }
@@ -251,7 +252,7 @@ diagnose::PeerStatus World::status_of(int rank, CallId id, const PendingOperatio
       .last_is_of_channel = last && channel_of(last->collective, last->root, rank) == id.channel};
 }
 
-// How ranks come and go.
+// Joining and leaving.
 
 std::shared_ptr<World> World::child(int rank, std::span<const int> ranks, std::string_view name) {
   Lock lock(mutex_);
@@ -318,7 +319,7 @@ at::Tensor LocalBackend::empty_node_shared(at::IntArrayRef sizes, const at::Tens
                                            const Agree& agree) {
   (void)host_bytes("empty_node_shared", sizes, options);
   auto tag = node_shared_tag(sizes, options);
-  agree({{.collective = Collective::barrier, .tag = tag}});  // all ranks want the same
+  agree({{.collective = Collective::barrier, .tag = tag}});  // checks that all ranks pass the same
   return world_->node_shared(rank(), [&] { return at::empty(sizes, options); });
 }
 
@@ -335,7 +336,7 @@ namespace lockstep {
 namespace {
 
 // The error to report from several threads: the first by time. A thread's own error takes
-// precedence over the PeerLost that its end caused on other ranks, which may be caught sooner.
+// precedence over the PeerLost that it caused on other ranks, even if that was caught earlier.
 class FirstError {
  public:
   void take(std::exception_ptr error) {
@@ -389,7 +390,7 @@ void run_as_threads(int size, const std::function<void(Group)>& rank, Duration t
   {
     std::vector<std::jthread> threads;
     for (auto& group : groups) {
-      // Only the thread holds its rank's group, so that the other ranks notice its end.
+      // The thread holds the only handle of its rank, so that the other ranks notice its end.
       threads.emplace_back([&rank, &first, mine = std::exchange(group, Group())]() mutable {
         at::set_num_threads(1);
         try {

@@ -22,8 +22,8 @@
 namespace lockstep::local {
 
 // The state that the ranks (threads) of one local group share. One mutex, one condition variable;
-// the last rank to post an operation performs it. The reading path: an engine with the same
-// contract and the simplest implementation.
+// the last rank to post an operation performs it. To learn what an engine must do, read this one
+// first: it is the simplest.
 //
 // Invariants, all under mutex_:
 // - pending_ holds exactly the operations that some rank has posted and that are not performed yet;
@@ -32,13 +32,13 @@ class World {
  public:
   World(int size, GroupNames names);
 
-  // As Backend's methods, for `rank`. An error that a post finds is thrown by the wait.
+  // Implement Backend's methods for `rank`. wait() throws the errors that post() finds.
   void post(int rank, const Call& call);
   void wait(int rank, CallId id);
   [[nodiscard]] bool done(CallId id);
   void abort(int rank, std::string_view reason);
 
-  // Joins the subgroup of `ranks` as one of them; the first caller makes it.
+  // Joins the subgroup of `ranks`, of which `rank` is one; the first caller makes the subgroup.
   [[nodiscard]] std::shared_ptr<World> child(int rank, std::span<const int> ranks,
                                              std::string_view name);
   // Returns a tensor that all ranks share: the n-th calls of all ranks share the n-th tensor. The
@@ -66,7 +66,7 @@ class World {
   };
 
   [[nodiscard]] std::vector<int> participants(CallId id) const;
-  // Each of the checks may end the group.
+  // Each of these checks may fail the group.
   void check_agreement(const PendingOperation& pending, int rank) LOCKSTEP_REQUIRES(mutex_);
   void check_presence(CallId id, const PendingOperation& pending) LOCKSTEP_REQUIRES(mutex_);
   // Called by the last rank that posted the operation.
@@ -82,7 +82,8 @@ class World {
   std::condition_variable changed_;
   std::map<CallId, PendingOperation> pending_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<Member> members_ LOCKSTEP_GUARDED_BY(mutex_);
-  // Subgroups whose ranks have not all joined; shared tensors that some ranks have still to fetch.
+  // Subgroups that not all ranks have joined yet; shared tensors that not all ranks have fetched
+  // yet.
   std::map<std::string, Child, std::less<>> children_ LOCKSTEP_GUARDED_BY(mutex_);
   std::map<std::uint64_t, NodeShared> node_shared_ LOCKSTEP_GUARDED_BY(mutex_);
   diagnose::Failure failure_ LOCKSTEP_GUARDED_BY(mutex_);

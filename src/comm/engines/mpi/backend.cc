@@ -45,7 +45,7 @@ std::byte* memory_of(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<std::byte*>(tensor.data_ptr()) : nullptr;
 }
 
-// Returns true if the smaller operand lies at this rank's place in the larger one.
+// Returns true if the smaller operand is this rank's part of the larger one.
 bool lies_in_place(const PostedCall& call, const std::byte* input, const std::byte* output,
                    int rank, int size) {
   if (input == nullptr || output == nullptr) return false;
@@ -74,7 +74,7 @@ Plan plan_of(const PostedCall& call, bool in_own_part, int rank, int size) {
        .in_own_part = in_own_part});
 }
 
-// More ranks than the engine shm's arithmetic takes at once.
+// For more ranks than the kernels support.
 void sum_with_aten(const PostedCall& call, const std::vector<const std::byte*>& from, std::byte* to,
                    std::int64_t elements) {
   at::NoGradGuard no_grad;
@@ -88,7 +88,7 @@ void sum_with_aten(const PostedCall& call, const std::vector<const std::byte*>& 
   view(to).copy_(reduce_in_tree(values, call.op));
 }
 
-// One call of the engine mpi while it runs: its tensors, its plan, and how far it has come.
+// One running call of the engine mpi: its tensors, its plan and its progress.
 class Operation {
  public:
   // `rank` is this rank's number in a group of `size` ranks.
@@ -99,9 +99,10 @@ class Operation {
       scratch_ = std::make_unique_for_overwrite<std::byte[]>(plan_.scratch_bytes);
   }
 
-  // Blocks until end(), and throws its error. Any thread; everything else is the progress thread's.
+  // Blocks until end(), and throws its error. Thread-safe. All other functions are called by the
+  // progress thread only.
   void wait() { end_.get_future().get(); }
-  // Null: the operation is complete.
+  // Null: the operation has completed.
   void end(std::exception_ptr error) {
     is_over = true;
     if (error) return end_.set_exception(std::move(error));
@@ -127,7 +128,7 @@ class Operation {
     return {base + piece.begin, static_cast<std::size_t>(piece.bytes)};
   }
 
-  // The byte counts of an uneven all_to_all; 0 for any other operation.
+  // Return the byte counts of an uneven all_to_all; 0 for other operations.
   [[nodiscard]] std::uint64_t bytes_for(int peer) const {
     return bytes_counted(call_.input_counts, peer);
   }
@@ -162,7 +163,7 @@ class Operation {
 
   bool is_over = false;
   std::size_t round = 0;
-  int pending = 0;  // transfers of this round that are not done
+  int pending = 0;  // unfinished transfers of this round
 
  private:
   [[nodiscard]] std::uint64_t bytes_counted(std::span<const std::int64_t> counts, int peer) const {
@@ -179,11 +180,11 @@ class Operation {
   std::promise<void> end_;
 };
 
-// One rank's part in one group of the engine mpi: carries out calls by the rounds of their plans
-// (plan.h), all of them on the progress thread, while the threads that ask for them wait.
+// One rank's part in one group of the engine mpi: executes the rounds of the calls' plans (plan.h)
+// on the progress thread, while the calling threads wait.
 //
-// A piece is taken only by the round of the call that it was sent for: each header carries the
-// fingerprint of its call, and one that differs ends the call that waits for it.
+// Each header contains the fingerprint of its call. If a round receives a message with another
+// fingerprint, its call fails.
 //
 // Invariants:
 // - everything but the constants is touched by the progress thread alone;
@@ -191,7 +192,8 @@ class Operation {
 //   tensor is written except by transfers that are under way.
 class Member final : public MessageHandler, public std::enable_shared_from_this<Member> {
  public:
-  // `world_ranks` are the group's ranks in the MPI world; `id` is the group's in all messages.
+  // `world_ranks` are the group's ranks in the MPI world; `id` identifies the group in all
+  // messages.
   Member(ProgressThread& progress, std::uint64_t id, std::vector<int> world_ranks, int rank)
       : progress_(progress),
         id_(id),
@@ -202,14 +204,14 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
   [[nodiscard]] std::uint64_t id() const { return id_; }
   [[nodiscard]] const std::vector<int>& world_ranks() const { return world_ranks_; }
 
-  // Any thread:
+  // Thread-safe functions:
 
-  // Begins to take messages.
+  // Begins to receive messages.
   void join() {
     progress_.give([self = shared_from_this()] { self->progress_.attach(self->id_, self); });
   }
 
-  // As in BlockingEngine.
+  // Implement the functions of BlockingEngine.
   void run(const PostedCall& call) {
     auto operation = std::make_shared<Operation>(call, rank_, size_);
     progress_.give([self = shared_from_this(), operation] { self->start(operation); });
@@ -227,7 +229,7 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
     log::warning("the backend mpi: a group cannot be closed: {}", error.what());
   }
 
-  // Tells the other ranks that this rank has left. No operation may be running.
+  // Informs the other ranks that this rank has left. No operation may be running.
   void leave() noexcept try {
     progress_.give([self = shared_from_this()] {
       self->tell_others(Kind::left, {});
@@ -238,7 +240,7 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
     log::warning("the backend mpi: a group cannot be left: {}", error.what());
   }
 
-  // The progress thread:
+  // Called by the progress thread only:
 
   void arrived(Arrival arrival) override {
     const int from = rank_of(arrival.from);
@@ -263,7 +265,7 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
     const int rank = rank_of(from);
     if (rank == size_) return;
     gone(rank, formatted("of {} was lost: {}", size_, how));
-    // A transfer that has begun may never end.
+    // Transfers that have begun may never end.
     for (const auto& operation : std::set(running_)) {
       if (operation->needs(rank)) end(operation, gone_.at(rank));
     }
@@ -295,14 +297,14 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
     if (operation->round == operation->plan().rounds.size()) return end(operation, nullptr);
     const auto& round = operation->plan().rounds[operation->round];
     operation->copy(round);
-    operation->pending = 1;  // until all are begun
+    operation->pending = 1;  // until all transfers have begun
     for (const auto& transfer : round.sends) send(operation, transfer);
     for (const auto& transfer : round.receives) await(operation, transfer);
     transfer_done(operation);
   }
 
-  // A rank that has gone can receive nothing; had it completed this call, it would have received
-  // this before.
+  // If the peer has left, it cannot receive the message. It has not completed this call either,
+  // because it needs the message for that.
   void send(const Pointer& operation, const Transfer& transfer) {
     if (operation->is_over) return;
     if (auto why = gone_.find(transfer.peer); why != gone_.end())
@@ -360,7 +362,7 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
     running_.erase(operation);
   }
 
-  // Ends everything that is under way, and whatever begins later, with `error`.
+  // Ends all running operations, and all that begin later, with `error`.
   void end_all(std::exception_ptr error) {
     if (error_) return;
     error_ = std::move(error);
@@ -377,14 +379,14 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
     }
   }
 
-  // Called when the group fails: its other ranks may not reach the shutdown of the world either.
+  // Called when the group fails, because its other ranks may never reach the shutdown of the world.
   void suspect_others() {
     for (int rank = 0; rank < size_; ++rank) {
       if (rank != rank_ && !gone_.contains(rank)) progress_.suspect(world_ranks_[rank]);
     }
   }
 
-  // Notes that `rank` will send nothing more here; ends the operations that wait for it.
+  // Notes that `rank` sends no more messages to this group; ends the operations that wait for it.
   void gone(int rank, const std::string& why) {
     gone_.emplace(rank, std::make_exception_ptr(PeerLost(formatted("rank {} {}", rank, why))));
     std::set<Pointer> waiting;
@@ -405,8 +407,8 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
   const int size_;
 
   std::exception_ptr error_;
-  std::set<Pointer> running_;  // one collective at most, and one message to and from each rank
-  std::map<Key, Arrival> unexpected_;  // no operation waits for them yet
+  std::set<Pointer> running_;  // at most one collective, and one message per direction and rank
+  std::map<Key, Arrival> unexpected_;  // not awaited by an operation yet
   std::map<Key, Awaited> awaited_;
   std::map<int, std::exception_ptr> gone_;
 };
@@ -470,7 +472,7 @@ std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
     for (std::size_t other = 0; other < processes.size(); ++other)
       progress.watch(world_ranks[other], processes[other]);
   });
-  // No other world has the time and the process of rank 0.
+  // The time and the process of rank 0 identify the world.
   auto member =
       std::make_shared<Member>(progress, fingerprint(texts.front()), std::move(world_ranks), rank);
   return sys::make_shared_of_process<BlockingBackend>(

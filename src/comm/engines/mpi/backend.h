@@ -1,9 +1,9 @@
 // The engine "mpi": ranks that mpirun started, over OpenMPI or MPICH.
 //
-// MPI is only the messenger: calls are plans (plan.h) of messages between two ranks, so that a
-// deadline can end them, groups cost nothing, and sums have the bits of the other engines. One
-// thread of the process (progress_thread.h) makes all calls of MPI. BlockingBackend does the rest:
-// it queues the calls, compares them and finds out why one does not go on.
+// Uses only point-to-point messages of MPI: a call is executed as a plan (plan.h) of messages
+// between two ranks. So deadlines can end calls, groups cost nothing, and sums are bitwise equal to
+// those of other engines. One thread of the process (progress_thread.h) makes all MPI calls.
+// BlockingBackend queues the calls, compares them, and finds out why a call does not complete.
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -17,9 +17,9 @@ namespace lockstep::mpi {
 // Returns true if the plug-in of an MPI implementation is installed.
 [[nodiscard]] bool has_mpi();
 
-// The world of `size` ranks, which tell each other in the store which rank of MPI's world they are.
-// Blocks until all have come. BadInput where mpirun started fewer processes, or there is no MPI;
-// Timeout when they do not come.
+// Makes the world of `size` ranks, which exchange their ranks in MPI_COMM_WORLD through the store.
+// Blocks until all ranks have joined. Throws BadInput if mpirun started fewer processes or there is
+// no MPI, and Timeout if a rank does not join.
 [[nodiscard]] std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
                                             Duration join_timeout);
 

@@ -27,7 +27,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::size_t secret_bytes = 32;
-// For one of several addresses; an unreachable one may swallow what is sent to it.
+// Time limit per address; packets to an unreachable address may be dropped silently.
 constexpr Duration bootstrap_timeout = 3s;
 
 std::string new_secret() {
@@ -37,7 +37,7 @@ std::string new_secret() {
   return secret;
 }
 
-// Takes the text that rank 0 of MPI's world sends to all others.
+// Receives the text that rank 0 of MPI's world sends to all other ranks.
 class Invitation final : public MessageHandler {
  public:
   explicit Invitation(ProgressThread& progress) : progress_(progress) {}
@@ -74,7 +74,7 @@ std::string await_invitation(ProgressThread& progress, std::uint64_t meeting, De
   auto invitation = std::make_shared<Invitation>(progress);
   auto text = invitation->text();
   progress.give([&progress, meeting, invitation] { progress.attach(meeting, invitation); });
-  // Cut, because a duration of ages overflows in wait_for().
+  // Limited, because very long durations overflow in wait_for().
   const auto end = text.wait_for(std::min<Duration>(deadline.left(), 24h));
   progress.give([&progress, meeting] { progress.detach(meeting); });
   if (end != std::future_status::ready)

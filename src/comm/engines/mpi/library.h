@@ -23,7 +23,7 @@ struct Library {
 // ambiguous.
 [[nodiscard]] Library chosen_library();
 
-// Opens it permanently: MPI must not be unloaded. Throws BadInput if it cannot be opened.
+// Opens the library permanently: MPI must not be unloaded. Throws BadInput if it cannot be opened.
 [[nodiscard]] const lockstep_mpi_functions& open_library(const Library& library);
 
 }  // namespace lockstep::mpi

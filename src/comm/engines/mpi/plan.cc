@@ -87,7 +87,7 @@ class Planner {
 
  private:
   // D. Hensgen, R. Finkel, U. Manber, Two algorithms for barrier synchronization, 1988: after k
-  // rounds a rank has heard of the 2^k - 1 before it.
+  // rounds a rank knows that the 2^k - 1 ranks before it have arrived.
   void barrier() {
     for (int distance = 1; distance < x_.size; distance *= 2) {
       auto& round = this->round();
@@ -181,7 +181,7 @@ class Planner {
     for (int peer : others()) {
       auto out = from.piece(Memory::input, peer);
       auto in = to.piece(Memory::output, peer);
-      // Each end has counts of its own: only a message shows that they agree.
+      // Uneven: the two ends have separate counts, and only a message shows whether they agree.
       if (uneven || out.bytes > 0) first.sends.push_back({peer, out});
       if (uneven || in.bytes > 0) first.receives.push_back({peer, in});
     }
@@ -205,7 +205,7 @@ class Planner {
     for (int peer : others()) add(first.sends, peer, parts.piece(Memory::input, peer));
   }
 
-  // A send is complete when the receiver says that it has the message.
+  // A send is complete when the receiver has confirmed the message.
   void send() {
     round().sends.push_back({x_.root, whole_});
     round().receives.push_back({x_.root, {}});
@@ -216,8 +216,9 @@ class Planner {
     round().sends.push_back({x_.root, {}});
   }
 
-  // Each rank hears from the one before it, if only that it made the call: so calls that differ
-  // meet wherever their own messages go. Two roots of one broadcast would both be content.
+  // Makes each rank receive a message from the previous rank, even an empty one, so that different
+  // calls are detected whatever their own messages are. Otherwise two ranks that both broadcast as
+  // root would both succeed.
   void hear_of_previous() {
     const int next = (x_.rank + 1) % x_.size;
     const int previous = (x_.rank + x_.size - 1) % x_.size;
@@ -232,13 +233,14 @@ class Planner {
   }
 
   Round& round() { return plan_.rounds.emplace_back(); }
-  // The others, beginning with the next rank, so that not all send to the same one first.
+  // Returns the other ranks, beginning with the next rank, so that not all ranks send to the same
+  // rank first.
   [[nodiscard]] std::vector<int> others() const {
     std::vector<int> ranks;
     for (int step = 1; step < x_.size; ++step) ranks.push_back((x_.rank + step) % x_.size);
     return ranks;
   }
-  // Pieces without a byte need no message: both ends know it.
+  // Adds no transfer for an empty piece: both ends know that it is empty.
   static void add(std::vector<Transfer>& transfers, int peer, Piece piece) {
     if (piece.bytes > 0) transfers.push_back({peer, piece});
   }
@@ -259,7 +261,7 @@ class Planner {
     if (mine.bytes > 0) round.sum = std::move(sum);
   }
 
-  // Every rank has its part in `memory` at its place and sends it to all.
+  // Every rank sends its part of `memory` to all other ranks.
   void share(const Parts& parts, Memory memory) {
     auto& round = this->round();
     for (int peer : others()) {

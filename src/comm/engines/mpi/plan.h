@@ -1,5 +1,5 @@
-// A plan carries out a call by messages of MPI. It is pure arithmetic; plans of different ranks
-// differ only by the rank's number.
+// A plan executes a call by MPI messages. Plans are pure arithmetic; plans of different ranks
+// differ only by the rank number.
 //
 // A plan has one or two rounds. In a round, a rank copies, sends pieces and receives pieces, all at
 // once and in any order. When these are done, it may sum one contribution per rank, in the order of
@@ -56,20 +56,20 @@ struct Plan {
   std::int64_t scratch_bytes = 0;
 };
 
-// A call as the arithmetic needs it. Counts are elements; none: even parts.
+// The facts of a call that determine its plan. Counts are in elements; empty: equal parts.
 struct Exchange {
   Collective collective = Collective::barrier;
   int root = -1;  // of a rooted collective; the peer of a message
   int rank = 0;
   int size = 1;
   std::int64_t element_bytes = 1;
-  std::int64_t elements = 0;  // of the tensor whose size the ranks agree on (PostedCall::elements)
+  std::int64_t elements = 0;  // of the tensor of equal size on all ranks (PostedCall::elements)
   std::span<const std::int64_t> input_counts;
   std::span<const std::int64_t> output_counts;
-  bool in_own_part = false;  // the smaller operand lies at its place in the larger one
+  bool in_own_part = false;  // the smaller operand is its part of the larger one
 };
 
-// Up to this many bytes an all_reduce, reduce or broadcast takes one round.
+// An all_reduce, reduce or broadcast of at most this many bytes takes one round.
 inline constexpr std::int64_t whole_bytes = 16 << 10;
 
 [[nodiscard]] Plan make_plan(const Exchange& exchange);

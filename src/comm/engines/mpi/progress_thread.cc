@@ -23,20 +23,23 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int header_tag = 0;
-// So many headers may arrive before the thread looks again without MPI having to keep them.
+// The number of receives that are posted for headers, so that MPI need not buffer headers that
+// arrive between two polls.
 constexpr int envelopes = 16;
 constexpr std::size_t piece_bytes = std::size_t{1} << 30;
-// How often to look whether the peers' processes live.
+// How often to check whether the peers' processes are alive.
 constexpr auto look_every = 10ms;
-// How long MPI may fail to reach a rank before that counts, and not what becomes of its process.
+// If MPI cannot reach a rank: how long to wait for the end of its process, which would explain the
+// error, before the rank is lost.
 constexpr auto end_of_process = 200ms;
-// How long a process waits at its end for ranks that may never come.
+// How long a process waits at its end for ranks that may never reach their end.
 constexpr auto longest_parting = 3s;
 
 }  // namespace
 
 ProgressThread& ProgressThread::open() {
-  // One a process, as MPI itself: it begins and ends once, and not in a forked child.
+  // One per process, like MPI itself, which is initialised and finalised once, and not in a forked
+  // child.
   static const std::unique_ptr<ProgressThread, sys::DeleteUnlessCopy> progress(
       std::make_unique<ProgressThread>().release());
   return *progress;
@@ -135,7 +138,8 @@ bool ProgressThread::run_tasks() {
   return !tasks.empty();
 }
 
-// MPI fills the receives in the order in which they were posted, so only the first can be next.
+// MPI fills the receives in the order in which they were posted, so only the first one needs a
+// test.
 bool ProgressThread::take_headers() {
   bool any = false;
   for (;;) {
@@ -161,7 +165,7 @@ bool ProgressThread::take_headers() {
 }
 
 void ProgressThread::deliver(Arrival arrival) {
-  // A rank that says that a group has failed may be about to leave, too: it may still be stuck.
+  // A rank that reports a failed group may still be stuck, so it stays suspected.
   if (arrival.header.kind != Kind::failed) suspected_.erase(arrival.from);
   if (arrival.header.kind == Kind::goodbye) {
     departed_.insert(arrival.from);
@@ -169,7 +173,7 @@ void ProgressThread::deliver(Arrival arrival) {
   }
   auto handler = handlers_.find(arrival.header.group);
   if (handler != handlers_.end()) {
-    // Kept: it may detach itself meanwhile.
+    // Hold a reference: the handler may detach itself.
     auto kept = handler->second;
     return kept->arrived(std::move(arrival));
   }
@@ -187,7 +191,7 @@ bool ProgressThread::take_finished() {
     if (moving->done) finished.push_back(std::move(moving->done));
     moving = moving_.erase(moving);
   }
-  // Apart: they may begin new transfers.
+  // After the loop, because the callbacks may begin new transfers.
   for (auto& done : finished) done();
   return !finished.empty();
 }
@@ -304,7 +308,7 @@ void ProgressThread::check_processes() {
   if (now - last_look_ < look_every) return;
   last_look_ = now;
   const auto ended = processes_.ended();
-  // One that ends in order says goodbye first, perhaps after the last look at the headers.
+  // A process that exits normally sends goodbye first, perhaps after headers were last taken.
   if (!ended.empty() && broken_.empty()) take_headers();
   for (int rank : ended) {
     const auto process = processes_.pid(rank);
@@ -329,13 +333,13 @@ void ProgressThread::note_unreachable(int rank, int code) {
 
 void ProgressThread::note_lost(int rank, const std::string& how) {
   lost_.emplace(rank, how);
-  auto handlers = handlers_;  // they may detach themselves
+  auto handlers = handlers_;  // a copy: handlers may detach themselves
   for (auto& [group, handler] : handlers) handler->lost(rank, how);
 }
 
-// While messages are expected: look again and again for a while, then every tens of microseconds,
-// and after a while every half millisecond. Longer at first when something is moving: MPI moves a
-// large message bit by bit, whenever it is called. Without any: a thousand times a second.
+// While messages are expected: polls continuously at first, then every 30 us, finally every 300 us.
+// Polls continuously for longer while a transfer is running, because MPI moves a part of a large
+// message with each call. If no messages are expected: polls every millisecond.
 void ProgressThread::rest(int idle_rounds) {
   bool expects = expected_ > 0 || !moving_.empty();
   int eager = moving_.empty() ? 100 : 2000;
@@ -372,7 +376,7 @@ void ProgressThread::part() {
     bool progress = take_headers();
     progress = take_finished() || progress;
     check_processes();
-    // MPI's own end would wait for ever.
+    // MPI_Finalize would wait forever.
     if (!lost_.empty() || (!suspected_.empty() && Clock::now() - begin > longest_parting)) return;
     if (!progress) std::this_thread::sleep_for(Clock::now() - begin < 100ms ? 50us : 2000us);
   }
@@ -387,7 +391,7 @@ void ProgressThread::check(int code, const char* what) const {
 std::string ProgressThread::explained(int code) const {
   char text[512];
   mpi_->describe(code, text, sizeof(text));
-  std::string line = text;  // MPICH's is a list
+  std::string line = text;  // MPICH's text is a list
   std::ranges::replace(line, '\n', ' ');
   return line;
 }

@@ -1,13 +1,13 @@
-// The one thread of a process that calls MPI: it sends and receives for all groups, runs their
-// steps, and so needs no attention of the threads that posted.
+// The only thread of a process that calls MPI. It sends and receives for all groups and executes
+// their rounds, so operations progress while the posting threads are busy.
 //
 // Invariants:
-// - MPI, and everything under "the progress thread", is touched by that thread alone; others only
-//   hand it tasks.
-// - Memory given to a transfer stays alive (`keep`) until MPI says that it is done, whatever
-//   becomes of the group: MPI cannot take back what was sent.
-// - Every content that arrives is received, if only to be thrown away: no peer's send is left
-//   pending by a group that died here.
+// - Only this thread calls MPI and accesses the members of the progress thread; other threads only
+//   give it tasks.
+// - The memory of a transfer is kept alive (`keep`) until MPI has completed the transfer, even if
+//   the group fails: MPI cannot cancel a send.
+// - All content that arrives is received, even if it is then discarded, so that a group that failed
+//   here leaves no peer's send pending.
 #pragma once
 
 #include "base/mutex.h"
@@ -41,11 +41,11 @@ namespace lockstep::mpi {
 // its destination buffer. All ranks of a world run the same program on the same architecture, so
 // numbers are sent in native byte order.
 enum class Kind : std::uint32_t {
-  collective,  // a piece of a collective's round
-  message,     // the same of send() and recv()
-  failed,      // the group is dead: why the sender closed it
+  collective,  // data of one round of a collective
+  message,     // data of send() and recv()
+  failed,      // the group has failed; the content is the reason
   left,        // the sender has completed its calls and leaves the group
-  goodbye      // the sender's process needs no other any more
+  goodbye      // the sender's process needs no peer any more
 };
 
 struct Header {
@@ -53,10 +53,10 @@ struct Header {
   std::uint64_t number = 0;       // of the collective in its group, or of the message in its pair
   std::uint64_t fingerprint = 0;  // of the call
   std::uint64_t bytes = 0;        // of the content
-  std::uint64_t awaited = 0;      // in return, in an all_to_all with counts
+  std::uint64_t awaited = 0;      // uneven all_to_all: bytes that the sender expects
   Kind kind = Kind::collective;
   std::uint32_t round = 0;
-  std::int32_t tag = 0;  // 0: the content follows at once
+  std::int32_t tag = 0;  // 0: the content is in this message
   std::uint32_t unused = 0;
 };
 static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 56);
@@ -65,11 +65,11 @@ static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 56);
 inline constexpr std::size_t eager_limit = 4096;
 inline constexpr std::size_t envelope_bytes = sizeof(Header) + eager_limit;
 
-// A message whose header has arrived; its content lies here or waits at the sender.
+// A message whose header has arrived. The content came with the header or is still at the sender.
 struct Arrival {
   int from = -1;  // rank of the MPI world
   Header header;
-  std::vector<std::byte> content;  // when header.tag is 0
+  std::vector<std::byte> content;  // if header.tag is 0
 };
 
 // Handles the messages of one group. The progress thread calls it; its functions must not throw.
@@ -77,7 +77,7 @@ class MessageHandler {
  public:
   virtual ~MessageHandler() = default;
   virtual void arrived(Arrival arrival) = 0;
-  // Called when the rank `from` is gone; -1 means that MPI itself has failed. `how` says why.
+  // Called when the rank `from` is lost; -1 means that MPI itself has failed. `how`: the reason.
   virtual void lost(int from, const std::string& how) = 0;
 };
 
@@ -98,19 +98,19 @@ class ProgressThread {
   [[nodiscard]] int size() const { return world_.size; }
   [[nodiscard]] std::string library() const { return world_.library; }
 
-  // Any thread. Returns a number that is equal on all ranks if they call equally often.
+  // Thread-safe. Returns a number that is equal on all ranks if they call it equally often.
   [[nodiscard]] std::uint64_t next_bootstrap() { return ++bootstraps_; }
-  // Any thread. The progress thread runs the tasks in the order of the calls.
+  // Thread-safe. The progress thread runs the tasks in the order of the calls.
   void give(std::function<void()> task);
 
-  // The rest is called by the progress thread only.
+  // The functions below are called by the progress thread only.
 
   using Done = std::function<void()>;
   // Sends to a rank of the MPI world; header.bytes and header.tag are filled in. Done is called
   // when `content` may be used again.
   void send(int to, Header header, std::span<const std::byte> content,
             std::shared_ptr<const void> keep, Done done);
-  // Fetches the content of an arrival into `to`, which has room for header.bytes.
+  // Receives the content of an arrival into `to`, which must have room for header.bytes.
   void fetch(const Arrival& arrival, std::byte* to, std::shared_ptr<const void> keep, Done done);
   void discard(const Arrival& arrival);
 
@@ -130,11 +130,11 @@ class ProgressThread {
   }
 
  private:
-  struct Envelope {  // a receive that waits for anybody's header
+  struct Envelope {  // a posted receive for a header from any rank
     lockstep_mpi_request request{};
     std::vector<std::byte> memory;
   };
-  struct Moving {  // a send or a receive under way
+  struct Moving {  // a running send or receive
     int peer = -1;
     std::vector<lockstep_mpi_request> requests;
     std::vector<std::byte> memory;  // of a header and its short content
@@ -149,7 +149,7 @@ class ProgressThread {
   bool take_finished();
   void deliver(Arrival arrival);
   void check_processes();
-  // Notes that MPI cannot reach `rank`; the state of its process may soon tell why.
+  // Notes that MPI cannot reach `rank`. The end of its process may soon explain why.
   void note_unreachable(int rank, int code);
   void note_lost(int rank, const std::string& how);
   void rest(int idle_rounds);
@@ -179,8 +179,8 @@ class ProgressThread {
   std::list<Moving> moving_;
   std::vector<std::int32_t> next_tags_;  // by destination
   std::map<std::uint64_t, std::shared_ptr<MessageHandler>> handlers_;
-  std::map<std::uint64_t, std::vector<Arrival>> early_;  // for groups that are not there yet
-  // The groups that ended last, in the order of their ends too: what is still to come for them is
+  std::map<std::uint64_t, std::vector<Arrival>> early_;  // for groups that do not exist here yet
+  // The groups that ended last, as a set and in the order of their ends: their late messages are
   // discarded.
   std::set<std::uint64_t> detached_;
   std::deque<std::uint64_t> order_of_ends_;
@@ -191,14 +191,14 @@ class ProgressThread {
   };
   std::map<int, Trouble> unreachable_;
   std::map<int, std::string> lost_;  // and how
-  std::set<int> departed_;           // that said goodbye
+  std::set<int> departed_;           // have sent goodbye
   std::set<int> suspected_;          // see suspect()
   Clock::time_point last_look_{};
   int expected_ = 0;
   bool parting_ = false;
-  std::string broken_;  // why nothing moves any more
+  std::string broken_;  // why MPI cannot be used any more
 
-  sys::Thread thread_;  // last: it uses what is above
+  sys::Thread thread_;  // last: uses the members above
 };
 
 }  // namespace lockstep::mpi

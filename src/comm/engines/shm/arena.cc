@@ -47,7 +47,7 @@ std::optional<std::size_t> Allocator::place(std::size_t bytes, std::size_t align
     auto extent = free_.find(begin);
     std::size_t touched = extent->second.touched;
     erase(extent);
-    // Written pages are used up first: the rest is untouched if any part is.
+    // Assume that the block takes the written pages first.
     std::size_t before = offset - begin;
     std::size_t after = end - offset - bytes;
     std::size_t left = touched > bytes ? touched - bytes : 0;
@@ -130,14 +130,14 @@ std::size_t Reuse::bytes() const { return 2 * std::max(reused_before_, reused_);
 
 namespace {
 
-// Freed memory is kept for the next buffer, which then needs no page faults: as much as is in use
-// or is worth keeping, and at least this. MALLOC_TRIM_THRESHOLD_, with which a user makes malloc
-// keep less, limits this memory, too.
+// Freed memory is kept for later buffers, which then need no page faults: as many bytes as are in
+// use or as Reuse advises, and at least this many. MALLOC_TRIM_THRESHOLD_, with which users limit
+// the memory that malloc keeps, limits this memory too.
 constexpr std::size_t kept_at_least = 256 << 20;
 
 // The header of a held block, in memory that all holders share.
 struct HeldBlock {
-  std::atomic<std::uint32_t> to_come{0};  // processes that have not taken it yet
+  std::atomic<std::uint32_t> to_come{0};  // processes that have not taken the block yet
   std::atomic<std::uint32_t> holders{0};
 
   static HeldBlock& of(std::byte* held) {

@@ -3,8 +3,8 @@
 // Allocation is local: only the owner allocates and frees, at any time, from any thread; peers find
 // a buffer by its offset. Several processes may hold a block; it is freed when the last of them
 // releases it. Shared ownership: tensors in the arena keep it mapped after the engine is gone. In a
-// forked child, which has the same memory and a copy of the bookkeeping, the arena allocates and
-// frees nothing.
+// forked child, the arena allocates and frees nothing, because the child would only change its own
+// copy of the bookkeeping.
 #pragma once
 
 #include "sys/own_process.h"
@@ -27,8 +27,8 @@ namespace lockstep::shm {
 // Allocator: hands out ranges of an address space that it never touches. Best fit, lowest address
 // first; adjacent free ranges are merged. Not synchronised.
 //
-// It also keeps an upper bound of the bytes in free ranges that may have resident pages, so that
-// its owner can return them to the system.
+// It also tracks an upper bound of the free bytes that may have resident pages, so that its owner
+// can return these pages to the system.
 class Allocator {
  public:
   static constexpr std::size_t grain = 64;
@@ -140,7 +140,7 @@ class Arena {
   [[nodiscard]] std::byte* allocate_held(std::size_t bytes, int holders, int takers = 0);
   static void take(std::byte* held);
   static void release_hold(std::byte* held);
-  // Called by the owner if the remaining takers never will take the block.
+  // Called by the owner if the remaining takers will never take the block.
   static void expect_nobody(std::byte* held);
   // Returns true if `data` points into a held block.
   [[nodiscard]] bool is_held(const std::byte* data);
@@ -151,7 +151,7 @@ class Arena {
   [[nodiscard]] std::size_t resident_bytes() const { return memory_.resident_bytes(); }
   // Makes the pages of a block resident now. Returns false if the system does not have them.
   [[nodiscard]] bool reserve(std::span<const std::byte> block) const;
-  // Returns the pages of all free memory to the system. Otherwise an arena keeps some.
+  // Returns the pages of all free memory to the system, including those that the arena would keep.
   void give_back_pages();
   // Excludes the memory from children that are forked from now on: touching it ends the child.
   void keep_from_children() const { memory_.keep_from_children(); }
@@ -175,15 +175,16 @@ class Arena {
   std::vector<std::byte*> held_;  // blocks, each with a HeldBlock header
 };
 
-// Returns the address space of one of `ranks` arenas: `asked` (its origin is `name`, for messages),
-// else a share of the host's memory. Throws BadInput if `asked` is more than is free now.
+// Returns the size of the address space of one of `ranks` arenas: `asked` if set, else a share of
+// the host's memory. Throws BadInput if `asked` is more than the free memory; the message says that
+// the size came from `name`.
 [[nodiscard]] std::size_t arena_bytes(std::optional<std::int64_t> asked, std::string_view name,
                                       int ranks);
 
-// Returns the address space for tensors beside those bytes of an arena: as much as the host has
-// memory, since untouched pages cost nothing. It is limited by the maximal size of a file, and so
-// that half of the address space (2^47 bytes, or ulimit -v) stays free in a process that maps the
-// arenas of all ranks.
+// Returns the size of the address space for tensors, in addition to `arena_bytes`: as large as the
+// host's memory, since untouched pages cost nothing. Limited by the maximal file size, and such
+// that a process that maps the arenas of all ranks keeps half of its address space (2^47 bytes, or
+// ulimit -v) free.
 [[nodiscard]] std::size_t bytes_for_tensors(std::size_t arena_bytes, int ranks);
 
 }  // namespace lockstep::shm

@@ -38,7 +38,7 @@ Buffer buffer_of(const at::Tensor& tensor) {
           static_cast<std::size_t>(tensor.nbytes())};
 }
 
-// The buffer of an input, which is only read: a copy-on-write tensor is not copied.
+// Returns the buffer of an input. The input is only read, so a copy-on-write tensor is not copied.
 Buffer buffer_to_read(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   if (!tensor.is_cpu()) refuse_device(tensor);
@@ -51,7 +51,7 @@ Buffer memory_of(void* kept) {
   return {static_cast<std::byte*>(storage->data_ptr().get()), storage->nbytes()};
 }
 
-// Every tensor over the storage goes on with the fresh memory.
+// Gives the storage new memory, which all tensors on it use from then on.
 bool renew_memory(void* kept) {
   auto* storage = static_cast<c10::StorageImpl*>(kept);
   try {
@@ -66,7 +66,7 @@ bool renew_memory(void* kept) {
 
 constexpr Renewal storage_renewal{memory_of, renew_memory};
 
-// The storage, not the tensor: its owner may give the tensor another storage meanwhile.
+// Keeps the storage instead of the tensor, because the owner may give the tensor another storage.
 KeepAlive keep(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   auto* storage = tensor.storage().unsafeGetStorageImpl();
@@ -85,14 +85,14 @@ at::Tensor tensor_at(std::byte* block, at::IntArrayRef sizes, const at::TensorOp
   return options.requires_grad() ? tensor.requires_grad_() : tensor;
 }
 
-// Where the system promises only memory that it has, a tensor's pages must be there when it is
-// made: a page that cannot be had when it is touched ends the process by SIGBUS.
+// If the system does not overcommit memory, pages of a tensor are allocated at once: if a page
+// cannot be allocated when it is touched, the process ends by SIGBUS.
 ArenaTensors::Pages pages_of_tensors() {
   return sys::overcommits_memory() ? ArenaTensors::Pages::when_touched
                                    : ArenaTensors::Pages::at_once;
 }
 
-// The state that the backends of one world share. While one of them lives, tensors are made in the
+// The state that the backends of one world share. During its lifetime, tensors are made in the
 // arena.
 struct Ends {
   Ends(std::shared_ptr<Store> store, int rank, int size, EndpointOptions options,
@@ -135,7 +135,7 @@ class ShmBackend : public Backend {
     return tensor_at(block, sizes, options, [arena, block](void*) { arena->free(block); });
   }
 
-  // The group's first rank allocates and tells the others where.
+  // The group's first rank allocates the memory and sends its location to the other ranks.
   [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
                                              const at::TensorOptions& options,
                                              const Agree& agree) override {
@@ -201,7 +201,7 @@ std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
   std::string_view origin = asked ? "arena_bytes" : "LOCKSTEP_ARENA";
   if (!asked) asked = environment::bytes("LOCKSTEP_ARENA");
   auto bytes = arena_bytes(asked, origin, size);
-  // In the arena a sanitizer would not see that a tensor is used after it has gone.
+  // A sanitizer would not detect uses of freed tensors in the arena.
   bool has_tensors = options.has_tensors.value_or(
       environment::flag("LOCKSTEP_ARENA_TENSORS").value_or(!sys::malloc_is_watched));
   std::size_t for_tensors =

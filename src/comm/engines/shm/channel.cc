@@ -35,7 +35,7 @@ bool Channel::is_slot_free() {
   return consumed_by_all_ >= next - depth;
 }
 
-// A member whose process has left writes nothing any more.
+// A member whose process has left is not late: it writes nothing any more.
 bool Channel::is_late(int member) const {
   return memory_.consumed(member).load(std::memory_order_acquire) < last_inline_ &&
          !group_.presence().has_left(world_ranks_[member]);
@@ -77,7 +77,7 @@ PollResult Channel::poll(Operation& operation) {
 
 bool Channel::is_done(const Operation& operation) {
   if (operation.is_barrier()) return have_all_run_inline();
-  // Without segments there is nothing to do but to have posted.
+  // An operation without segments is done once it is posted.
   return operation.plan().total() == 0 || all_done(memory_.done(operation.sequence()),
                                                    operation.sequence(), operation.plan().total());
 }
@@ -85,8 +85,8 @@ bool Channel::is_done(const Operation& operation) {
 void Channel::complete(std::uint64_t sequence) {
   if (record(sequence).is_inline()) last_inline_ = sequence;
   complete_.store(sequence, std::memory_order_release);
-  // No doorbell check follows: a rank that waits for this nudges this process, and a fence follows
-  // there.
+  // No fence and doorbell check are needed here: a rank that waits for this value nudges this
+  // process, and on_urge() has a fence.
   memory_.consumed(me_).store(sequence, std::memory_order_release);
 }
 
@@ -125,7 +125,7 @@ bool Channel::claim_next(ProgressScope scope, Task& task) {
       continue;
     }
     if (result != PollResult::ready) return false;
-    if (is_inline) {  // also in a group that has died since: all that it needs is here
+    if (is_inline) {  // even if the group has failed: all inputs are here
       operation.run_inline();
       complete(operation.sequence());
       continue;

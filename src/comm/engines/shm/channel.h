@@ -1,19 +1,19 @@
-// Channel: one ordered stream of operations among some ranks, as one process takes part in it.
+// Channel: one process's part in an ordered stream of operations among some ranks.
 //
 // Invariants:
-//   - Operations are executed in post order: segments of `sequence` are claimed only after all
-//     before it are complete. So operations of a channel complete in order, and buffers may be used
-//     again and again without waits between.
+//   - Operations are executed in post order: segments of an operation are claimed only after all
+//     earlier operations are complete. So operations of a channel complete in order, and a buffer
+//     may be used by consecutive operations without waits between them.
 //   - An operation is ready when all members have posted it. From then on any member may execute
-//     any of its segments; no member's further attention is needed.
-//   - finished <= complete <= posted <= finished + depth. `complete`: all its segments are done, no
-//     peer touches its buffers any more. `finished`: its outputs are where the caller wants them
-//     and its tensors are released.
-//   - An inline operation (operation.h) is complete here when this process has read all inputs,
-//     which it then says in shared memory; others may be further or less far. A slot is posted
-//     again only when every member has consumed its inline input. A barrier is complete when every
-//     member has executed the inline operations before it: what they wrote to memory that ranks
-//     share is then there, and nothing of it comes later.
+//     any of its segments, and no other member needs to act.
+//   - finished <= complete <= posted <= finished + depth. `complete`: all segments are done and no
+//     peer touches the buffers any more. `finished`: the outputs are in the caller's tensors, and
+//     the tensors are released.
+//   - An inline operation (operation.h) is complete in this process when it has read all inputs,
+//     which it publishes in shared memory; other processes may be ahead or behind. A slot is reused
+//     only when every member has consumed its inline input. A barrier is complete when every member
+//     has executed all earlier inline operations, so that all their writes to memory that ranks
+//     share are done.
 //   - post_next() and claim_next() are called under the mutex of the progress engine, execute() is
 //     not. finish() has its own lock, because it copies. Posts come from one thread at a time.
 #pragma once
@@ -41,8 +41,8 @@ namespace lockstep::shm {
 
 // A count and the lock for advancing it, in one word. Locking takes one atomic operation, unlocking
 // one store, and reading the count takes no lock. If the lock is taken, lock() first yields and
-// then sleeps between attempts, since the lock may be held for as long as a large copy takes. Use
-// it only where contention is rare.
+// then sleeps between attempts, because the lock may be held during a large copy. Use it only if
+// contention is rare.
 class GuardedCount {
  public:
   [[nodiscard]] std::uint64_t count() const {
@@ -58,7 +58,7 @@ class GuardedCount {
     }
   }
   void unlock() { word_.store(count(), std::memory_order_release); }
-  // By the thread that has locked it.
+  // Called by the thread that holds the lock.
   void set(std::uint64_t count) { word_.store(count | taken, std::memory_order_release); }
 
  private:
@@ -101,12 +101,12 @@ class Channel {
   [[nodiscard]] PostedCalls posted_calls() const {
     return {peers(), memory_, ranks_, !name_.is_collective()};
   }
-  // Returns the record of this process's own call `sequence`, which must be under way.
+  // Returns the record of this process's call `sequence`, which must not be finished.
   [[nodiscard]] CallRecord own_call(std::uint64_t sequence) const {
     return posted_calls().call(me_, sequence);
   }
   [[nodiscard]] ChannelKey name() const { return name_; }
-  // Tells channels apart in control pages; equal in all processes.
+  // Identifies the channel in control pages; equal in all processes.
   [[nodiscard]] std::uint64_t key() const { return key_; }
 
   [[nodiscard]] std::uint64_t posted() const { return posted_.load(std::memory_order_relaxed); }
@@ -128,27 +128,27 @@ class Channel {
     return awaited.kind == Awaited::Kind::completion ? is_complete(awaited.sequence)
                                                      : is_slot_free();
   }
-  // Returns the members (numbers of the group) that delay `awaited`: they have posted small
-  // operations but have not consumed the inline inputs of a slot or before a barrier. Under the
-  // engine's mutex.
+  // Returns the members (as ranks of the group) that delay `awaited`: members that have posted
+  // small operations but have not consumed the inline inputs of a slot, or those before a barrier.
+  // Call it under the engine's mutex.
   [[nodiscard]] std::vector<int> late_members(const Awaited& awaited) const;
-  // Kills the group if `awaited` needs a post of a member that will not post any more.
+  // Fails the group if `awaited` needs a post of a member that will not post any more.
   void check_departures(const Awaited& awaited) const;
   // Returns a sentence that says why the wait takes so long. `late`: late_members().
   [[nodiscard]] std::string overdue(const Awaited& awaited, std::span<const int> late,
                                     Duration waited) const;
-  // Places the operands of a call on this channel.
+  // Places the operands of a call of this channel.
   [[nodiscard]] Operands place(const CallInfo& info, CallBuffers&& buffers) const {
     return Operands::place(peers(), memory_, me_, info, std::move(buffers));
   }
-  // Prepares the next operation: all work that may be slow and needs no lock. The caller makes sure
-  // that the ring has room.
+  // Prepares the next operation: does the work that may be slow and needs no lock. The ring must
+  // have room.
   void fill_next(const CallInfo& info, Operands&& operands);
-  // Publishes the prepared operation. Returns which threads of the peers must be woken; if all
-  // other members have posted too, there is work for them.
+  // Publishes the prepared operation. Returns which threads of the peers must be woken: if all
+  // other members have posted too, the peers have work.
   [[nodiscard]] WakeScope post_next(const CallInfo& info);
-  // Returns true if the operation posted last is the only one under way and peers have not posted
-  // it: there was nothing to claim when post_next() looked.
+  // Returns true if the operation posted last is the only incomplete one, and some peer had not
+  // posted it when post_next() checked, so that nothing could be claimed.
   [[nodiscard]] bool waits_for_peers() const {
     return completed() + 1 == posted() && !record(posted()).is_planned();
   }
@@ -160,7 +160,7 @@ class Channel {
     bool is_whole = false;  // the operation is this one segment
   };
   // Returns true if a member has not posted the first incomplete operation yet, so that nothing can
-  // be claimed. Any thread, without the mutex.
+  // be claimed. Thread-safe; needs no mutex.
   [[nodiscard]] bool misses_a_post() const;
   // Notes which operations have become complete and claims a segment if one is available. Returns
   // false if there is nothing to do now.
@@ -177,24 +177,24 @@ class Channel {
 
   // Delivers, in order, the results of all complete operations up to `sequence`.
   void finish(std::uint64_t sequence);
-  // After an error, under the engine's mutex: notes which operations are complete. Nothing more is
-  // claimed or executed in this channel.
+  // Call it after an error, under the engine's mutex: notes which operations are complete. Nothing
+  // more is claimed or executed in this channel.
   void stop();
   [[nodiscard]] bool is_stopped() const { return stopped_; }
-  // Empties the record of a call that is not posted, because the channel has stopped.
+  // Empties the record of a call that cannot be posted because the channel has stopped.
   void empty_next() { record(posted() + 1).release(); }
   // Once stopped: delivers complete operations and calls visit(operation) for each of the others,
   // which are never delivered.
   template <typename Visit>
   void end_unfinished(Visit&& visit);
-  // Returns true if the channel has not stopped and an operation under way uses bytes of `buffer`.
-  // Under the engine's mutex.
+  // Returns true if the channel has not stopped and an unfinished operation uses bytes of `buffer`.
+  // Call it under the engine's mutex.
   [[nodiscard]] bool uses(Buffer buffer) const;
   // Leaks the buffers of incomplete operations, because peers may still write into them.
   void leak_unfinished();
 
   // Returns the last operation of this channel that must be delivered before a call on `channel`
-  // with `operands`, which are placed; 0 if no operation must.
+  // with the placed `operands`; 0 if no operation must.
   [[nodiscard]] std::uint64_t last_conflict(const Channel* channel, const Operands& operands) const;
 
  private:
@@ -222,14 +222,14 @@ class Channel {
   std::uint64_t key_;
 
   std::unique_ptr<Operation[]> records_;
-  std::uint64_t consumed_by_all_ = 0;  // at least; only the poster looks
-  // Under the engine's mutex: the last inline operation that is complete here, and the last one
-  // of which it is known that every member has consumed it.
+  std::uint64_t consumed_by_all_ = 0;  // a lower bound; used by the posting thread
+  // Guarded by the engine's mutex: the last inline operation that is complete here, and the last
+  // one that every member is known to have consumed.
   std::uint64_t last_inline_ = 0;
   std::uint64_t known_run_everywhere_ = 0;
   std::atomic<std::uint64_t> posted_{0};
   std::atomic<std::uint64_t> complete_{0};
-  mutable GuardedCount finished_;  // locked while results are given out
+  mutable GuardedCount finished_;  // locked while results are delivered
   std::atomic<int> executing_{0};
   bool stopped_ = false;  // under the engine's mutex
 };

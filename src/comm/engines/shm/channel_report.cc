@@ -13,7 +13,7 @@ namespace {
 constexpr int sender = 0;
 constexpr int receiver = 1;
 
-// The latest slot of a member; null when it has posted nothing.
+// Returns the latest slot of a member; null if it has posted nothing.
 const Slot* last_slot(const ChannelMemory& memory, int member) {
   const Slot* last = nullptr;
   for (int i = 0; i < memory.depth(); ++i) {
@@ -36,7 +36,7 @@ std::optional<PostedCalls> messages_between(const Peers& peers, const GroupBlock
   return PostedCalls{peers, *memory, ranks, true};
 }
 
-// A message of a member of the group that its peer has not met.
+// Returns a message of a member whose peer has not posted the other end, if there is one.
 std::optional<CallRecord> unmet_message(const Peers& peers, const GroupBlock& block, int number) {
   for (int other = 0; other < block.collectives().members(); ++other) {
     for (int end : {sender, receiver}) {
@@ -51,8 +51,8 @@ std::optional<CallRecord> unmet_message(const Peers& peers, const GroupBlock& bl
   return std::nullopt;
 }
 
-// Finds two members of an uneven all_to_all such that the first sends another count than the second
-// expects.
+// Returns two members of an uneven all_to_all of which the first sends a count that the second does
+// not expect.
 std::pair<int, int> unlike_pair(const PostedCalls& calls, std::uint64_t sequence) {
   auto counts = [&](int member) { return calls.memory.counts(calls.peers, member); };
   for (int from = 0; from < calls.memory.members(); ++from) {
@@ -130,7 +130,7 @@ diagnose::LostRank lost_rank(const PostedCalls& collectives, int member) {
   return lost;
 }
 
-// Channel's reports about the members that a thread waits for.
+// Channel's functions that report on the members that a thread waits for.
 
 std::vector<int> Channel::slow_readers() const {
   std::vector<int> slow;
@@ -160,7 +160,7 @@ void Channel::check_departures(const Awaited& awaited) const {
     const int number = ranks_[member];
     const Slot& slot = memory_.slot(member, sequence);
     if (has_posted(slot, sequence)) continue;
-    // It may have posted just before it left.
+    // Check again: it may have posted just before it left.
     if (!group_.has_departed(number) || has_posted(slot, sequence)) continue;
     const auto calls = posted_calls();
     diagnose::LostRank lost{
@@ -175,7 +175,7 @@ void Channel::check_departures(const Awaited& awaited) const {
   if (awaited.kind == Awaited::Kind::completion) return;
   for (int number : slow_readers()) {
     if (!group_.has_departed(number)) continue;
-    // It may have read, and posted, just before it left.
+    // Check again: it may have read the inputs just before it left.
     auto slow = slow_readers();
     if (std::ranges::find(slow, number) == slow.end()) continue;
     const diagnose::LostRank lost{

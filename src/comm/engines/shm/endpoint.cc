@@ -71,11 +71,11 @@ void Endpoint::on_peer_end(int rank) {
   for (auto& group : groups_) group->fail_by_end(rank, process);
 }
 
-// How groups of an endpoint begin and end.
+// Making and leaving groups.
 namespace {
 
-// The value under a group's key is the offset of its block or, after one of these marks, the reason
-// why there is no block.
+// The value under a group's key is the offset of the group's block, or one of these marks and the
+// reason why there is no block.
 constexpr std::string_view refused_mark = "refused: ";
 constexpr std::string_view lost_mark = "lost: ";
 
@@ -108,7 +108,7 @@ GroupMember& Endpoint::add_group(const GroupNames& names, std::vector<int> membe
     groups_.push_back(std::move(group));
     return *groups_.back();
   } catch (...) {
-    // The other members have made the group, and must not wait for this rank.
+    // The other members may have made the group already, and must not wait for this rank.
     memory.left(static_cast<int>(me)).store(GroupBlock::gone, std::memory_order_seq_cst);
     peers().ring(members);
     throw;
@@ -184,7 +184,7 @@ std::uint64_t Endpoint::find_block(const std::string& key, const GroupNames& nam
     try {
       return offset_in(key, store_->get(key, Deadline::after(look_again).or_sooner(deadline)));
     } catch (const Timeout&) {
-      // A member that left in order may have made its part before.
+      // The member may have made the block before it left.
       bool is_gone = presence_.has_left(members.front()) && !store_->try_get(key);
       if (is_gone)
         throw PeerLost(formatted("making group {}: its first member, rank {} of the world, left",
@@ -200,7 +200,7 @@ std::uint64_t Endpoint::find_block(const std::string& key, const GroupNames& nam
 
 void Endpoint::leave(GroupMember& group, bool by_exception) {
   if (process_.is_copy_of_parent()) return;
-  std::shared_ptr<GroupMember> kept;  // from here on another thread may reap it
+  std::shared_ptr<GroupMember> kept;  // another thread may reap the group from here on
   {
     std::lock_guard lock(progress_->mutex());
     kept = *std::ranges::find(groups_, &group, &std::shared_ptr<GroupMember>::get);
@@ -222,7 +222,7 @@ void Endpoint::give_up(GroupMember& group, std::byte* held) {
 }
 
 void Endpoint::reap() {
-  std::vector<std::shared_ptr<GroupMember>> ended;  // without the lock: tensors go with them
+  std::vector<std::shared_ptr<GroupMember>> ended;  // destroyed after unlocking, with tensors
   std::lock_guard lock(progress_->mutex());
   std::erase_if(given_up_, [&](GivenUp& block) {
     if (!block.group->is_deserted()) return false;
@@ -233,7 +233,7 @@ void Endpoint::reap() {
   std::erase_if(leaving_, [&](GroupMember* group) {
     if (!group->is_settled() && !group->has_failed()) return false;
     progress_->forget(group->channels());
-    if (!group->is_settled()) return true;  // it stays: peers may still write into its buffers
+    if (!group->is_settled()) return true;  // peers may still write into its buffers
     group->go();
     auto place = std::ranges::find(groups_, group, &std::shared_ptr<GroupMember>::get);
     ended.push_back(std::move(*place));

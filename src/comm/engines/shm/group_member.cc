@@ -77,7 +77,7 @@ bool GroupMember::post_next(Channel& channel, const CallInfo& info) {
     if (channel.posted() == before) {
       channel.empty_next();
     } else {
-      fail_by_error(error);  // the caller counts no call, and would take the next one for this
+      fail_by_error(error);  // the caller does not count this call: numbers would differ
     }
     throw;
   }
@@ -109,7 +109,7 @@ void GroupMember::wait(CallId id) {
   Channel& channel = this->channel(id);
   if (channel.finished() >= id.number) return;
   wait(channel, {.sequence = id.number}, channel.timeout_of(id.number));
-  // Also finish dropped operations, as far as all ranks have posted them.
+  // Also finish complete operations whose Work was dropped.
   if (!has_messages_.load(std::memory_order_relaxed)) return;
   if (!has_unfinished_besides(channel)) return;
   while (progress_.progress(ProgressScope::anything)) continue;
@@ -177,16 +177,17 @@ bool GroupMember::is_deserted() const {
   return true;
 }
 
-// Aftermath: the steps of a process after its group has died and before it tells its callers, so
-// that callers may use their tensors again.
+// Aftermath: what a process does after its group has failed and before it throws the error, so that
+// callers may use their tensors again.
 //
-// A peer that executes a segment when the group dies finishes it, and writes into tensors of this
-// rank. So each rank that learns of the failure stops, waits until no process executes an operation
-// of the group, and only then throws. A process that is stopped may finish its segment at any later
-// time, so the output of its operation gets fresh memory, and the old memory is never used again.
+// A peer that executes a segment when the group fails finishes the segment, and writes into tensors
+// of this rank. So each rank that notices the failure stops, waits until no process executes an
+// operation of the group, and only then throws. A stopped process may finish its segment at any
+// later time, so the output of its operation gets new memory, and the old memory is never used
+// again.
 namespace {
 
-// A segment takes less than a millisecond; a process that shares its cores may take its time.
+// A segment takes less than a millisecond, but longer if processes share cores.
 constexpr auto patience_with_writers = std::chrono::milliseconds(300);
 constexpr auto look_at_writers_again = std::chrono::microseconds(50);
 
@@ -195,7 +196,7 @@ struct Writer {
   std::uint64_t word;
 };
 
-// Marks of the group's operations, of processes that have not ended.
+// Returns the marks of the group's operations by processes that have not ended.
 std::vector<Writer> writers_in(const SharedGroup& group, const std::vector<Channel*>& channels) {
   std::vector<Writer> found;
   for (int number = 0; number < group.size(); ++number) {
@@ -248,7 +249,7 @@ std::string GroupMember::renew(Operation& operation) {
   KeepAlive& kept = operands.kept_output();
   Buffer memory = kept.memory();
   if (memory.bytes == 0) return "its memory is the caller's own";
-  if (!overlap(memory, exposed)) return {};  // its owner has given it other memory
+  if (!overlap(memory, exposed)) return {};  // its owner has given it new memory
   if (progress_.is_used_besides(shared_, memory)) return "other groups use its memory, too";
   return kept.renew() ? std::string() : "there is no other memory";
 }

@@ -1,5 +1,5 @@
-// GroupMember: the part of this process in a group, as the backend uses it: post, wait, done. It
-// owns this process's channels of the group.
+// GroupMember: this process's part in a group, with the functions that the backend needs: post,
+// wait, done. It owns this process's channels of the group.
 //
 // Invariants:
 //   - A failure is thrown only after all writes to this rank's tensors have ended.
@@ -27,10 +27,10 @@ namespace lockstep::shm {
 
 class GroupMember {
  public:
-  // As in SharedGroup.
+  // Parameters as for SharedGroup.
   GroupMember(ProgressEngine& progress, const Peers& peers, const Presence& presence,
               GroupNames names, std::vector<int> members, std::byte* block);
-  // Call only if no operation of the group is under way any more, or the whole endpoint ends.
+  // Destroy it only if no operation of the group is under way, or the whole endpoint ends.
   ~GroupMember();
   GroupMember(const GroupMember&) = delete;
   GroupMember& operator=(const GroupMember&) = delete;
@@ -41,17 +41,18 @@ class GroupMember {
   [[nodiscard]] const std::vector<int>& members() const { return shared_.members(); }
   [[nodiscard]] const GroupBlock& block() const { return shared_.block(); }
 
-  // Posts the next operation of the call's channel, which has the number info.id. Blocks only if
-  // the ring is full (of operations under way, or of inputs that a peer has not read yet), or if
-  // the call uses bytes that an earlier operation must deliver first. One thread at a time.
+  // Posts the next operation of the call's channel, with the number info.id. Blocks only if the
+  // ring is full (of incomplete operations, or of inputs that a peer has not read yet), or if the
+  // call uses bytes that an earlier operation must deliver first. Call it from one thread at a
+  // time.
   void post(const CallInfo& info, CallBuffers buffers);
-  // Blocks until the operation is complete and its results are delivered, or throws. Makes progress
-  // meanwhile. Any thread.
+  // Blocks until the operation is complete and its results are delivered, and executes segments
+  // meanwhile. Throws the group's error. Thread-safe.
   void wait(CallId id);
   [[nodiscard]] bool done(CallId id);
 
   [[nodiscard]] bool has_failed() const { return shared_.has_failed(); }
-  // If the group has not failed yet, kills it and wakes all threads that wait in it.
+  // If the group has not failed yet, fails it and wakes all threads that wait in it.
   void fail(FailureKind kind, std::string_view text) const { shared_.fail(kind, text); }
   // Handles the end of a rank's process, which need not be a member of this group. `process` is
   // empty if its number is not known.
@@ -59,8 +60,8 @@ class GroupMember {
 
   // Called when the group's handle is gone: this member posts nothing more.
   void leave(bool by_exception) const;
-  // Called when all posted operations of this member are complete: it reads the group's block no
-  // more.
+  // Called when all posted operations of this member are complete: from then on it does not read
+  // the group's block.
   void go() const;
   // Returns true if no operation of the group is under way, here or elsewhere. Under the engine's
   // mutex.
@@ -76,11 +77,12 @@ class GroupMember {
   // Returns false if the group has failed, so that no channel is made any more.
   [[nodiscard]] bool add_channel(ChannelKey key, ChannelMemory memory, std::vector<int> ranks);
   void wait(Channel& channel, const Awaited& awaited, Duration timeout);
-  // As ProgressEngine::post(). If it throws, nothing is posted, or the group is dead.
+  // Like ProgressEngine::post(). If it throws, nothing was posted or the group has failed.
   [[nodiscard]] bool post_next(Channel& channel, const CallInfo& info);
   void fail_by_error(const std::exception& error) const;
   void wait_for_conflicts(const Channel& channel, const Operands& operands, Duration timeout);
-  // Delivers complete operations of all channels. By the thread that posts, or under active_mutex_.
+  // Delivers complete operations of all channels. Called by the posting thread, or under
+  // active_mutex_.
   void finish_complete();
   [[nodiscard]] bool has_unfinished_besides(const Channel& channel);
   [[noreturn]] void throw_failure();
@@ -97,11 +99,11 @@ class GroupMember {
   std::vector<std::unique_ptr<Channel>> channels_;  // by ChannelKey::index_at()
   std::atomic<bool> has_messages_{false};
   bool stopped_ = false;          // under the engine's mutex: no channel is made any more
-  std::mutex active_mutex_;       // for those who read active_ and do not post
-  std::vector<Channel*> active_;  // those that exist
+  std::mutex active_mutex_;       // for threads that read active_ without posting
+  std::vector<Channel*> active_;  // the existing channels
 
   std::once_flag settled_;  // after the failure
-  std::string unsettled_;   // what could not be
+  std::string unsettled_;   // the result of settle()
 };
 
 }  // namespace lockstep::shm

@@ -31,11 +31,11 @@ namespace {
 // 128 random bits as text.
 using Token = std::array<char, 32>;
 
-// The greeting that the two ends of a connection exchange, beside a descriptor.
+// The greeting that the two ends of a connection exchange, together with a descriptor.
 struct Greeting {
   static constexpr std::uint64_t right_magic = 0x6b636f6c6d6873;  // "shmlock"
   static constexpr std::uint32_t right_version =
-      5;  // of all data structures of this folder in shared memory
+      5;  // of all shared-memory structures of this folder
 
   std::uint64_t magic = right_magic;
   std::uint32_t version = right_version;
@@ -88,11 +88,11 @@ struct Caller {
     try {
       process = sys::open_pidfd(pid);
     } catch (const SystemError&) {
-      // The process has ended; its connection reports that, too.
+      // The process has ended; has_left() reports that.
     }
   }
-  // Returns true if the process has left. If it has not, its pid was still valid when the pidfd was
-  // opened.
+  // Returns true if the process has closed the connection. If not, its pid was still valid when the
+  // pidfd was opened.
   [[nodiscard]] bool has_left() const {
     char byte = 0;
     return ::recv(socket.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
@@ -118,7 +118,7 @@ Received receive(int socket, Deadline deadline) {
 
 constexpr std::size_t most_strangers = 64;
 constexpr int milliseconds_between_questions = 200;
-constexpr int newcomers_a_turn = 16;  // before sockets with data are served
+constexpr int newcomers_a_turn = 16;  // accepted before sockets with data are served
 
 // Any user of the host can connect to an abstract socket.
 bool is_of_this_user(int socket) { return sys::peer_credentials(socket).uid == geteuid(); }
@@ -155,7 +155,8 @@ class Meeting {
 
  private:
   [[nodiscard]] std::string key(int rank) const { return formatted("{}rank/{}", prefix_, rank); }
-  // A rank that has published its name listens until it ends; if it has ended, the store may know.
+  // Connects to a rank that has published its name. Such a rank listens until it ends; if it has
+  // ended, the store may know the reason.
   [[nodiscard]] sys::FileDescriptor connected(const Published& peer) const {
     const auto address = sys::SocketAddress::abstract(peer.name);
     const auto turn = std::chrono::milliseconds(milliseconds_between_questions);
@@ -172,8 +173,8 @@ class Meeting {
   void connect_to(int rank) {
     const auto published = Published::read(store_.get(key(rank), deadline_), rank);
     try {
-      // The pidfd is opened before the process answers; the answer shows that it was the right
-      // process.
+      // The pidfd is opened before the process answers, so the answer proves that the pidfd is of
+      // the right process.
       Caller caller(connected(published));
       auto user = sys::peer_credentials(caller.socket.get()).uid;
       check_input(user == geteuid(), "shared memory: expected a peer of user {}, found user {}",
@@ -188,8 +189,9 @@ class Meeting {
     }
   }
 
-  // Any process can connect. Only one that knows the token is a rank and gets this rank's arena;
-  // any other is dropped when it sends something or leaves, and delays no rank until then.
+  // Any process can connect. A process that sends the token is a rank and gets this rank's arena.
+  // Other connections are closed when they send anything else or end; until then they delay no
+  // rank.
   void accept_higher() {
     missing_ = size_ - 1 - rank_;
     while (missing_ > 0) {
@@ -222,7 +224,7 @@ class Meeting {
     try {
       static_cast<void>(store_.get(key(size_), Deadline::after(Duration::zero())));
     } catch (const Timeout&) {
-      // The store answers, and the ranks are still expected.
+      // Expected: the store answers, and the ranks may still join.
     }
   }
 
@@ -231,8 +233,8 @@ class Meeting {
       auto socket = sys::accept_now(listener_.get());
       if (!socket) return;
       if (is_of_this_user(socket.get())) strangers_.emplace_back(std::move(socket));
-      // A rank sends its greeting as soon as it has connected: the oldest of many silent
-      // connections is not a rank.
+      // A rank sends its greeting as soon as it has connected: so if there are many silent
+      // connections, the oldest is not a rank.
       if (strangers_.size() > most_strangers) strangers_.erase(strangers_.begin());
     }
   }
@@ -249,8 +251,8 @@ class Meeting {
     return std::nullopt;
   }
 
-  // A rank that has left before it was answered, or that sends invalid values, is an error: its
-  // token has shown that it is a rank.
+  // The token has shown that the caller is a rank. If it has left before it got an answer, or sent
+  // invalid values, throws.
   void welcome(Caller caller, Received received) {
     try {
       if (caller.has_left()) throw PeerLost("the other side has closed the connection");
@@ -321,7 +323,7 @@ class Meeting {
       if (rank != rank_ && !peers_[rank].socket && !store_.try_get(key(rank)))
         missing.push_back(rank);
     }
-    if (missing.empty()) {  // they published a name and then stopped responding
+    if (missing.empty()) {  // all ranks published a name, but some stopped responding
       for (int rank = 0; rank < size_; ++rank) {
         if (rank != rank_ && !peers_[rank].socket) missing.push_back(rank);
       }

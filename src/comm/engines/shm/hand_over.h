@@ -1,11 +1,11 @@
 // Hand-over: how the ranks of one host exchange their arenas.
 //
-// Each rank listens on an abstract unix socket and publishes its random name and a random token in
-// the store, connects to all lower ranks and accepts all higher ones. Over every connection, the
-// connecting side first sends a greeting with the other's token and its arena's descriptor, then
-// the other side does the same; both check user, version, world size and rank. A process without
-// the token is dropped and neither ends nor delays the joining. The connection stays open: when it
-// closes, the peer has ended.
+// Each rank listens on an abstract unix socket and publishes the socket's random name and a random
+// token in the store. It connects to all lower ranks and accepts all higher ranks. Over each
+// connection, the connecting side first sends a greeting with the other side's token and the
+// descriptor of its own arena; then the other side does the same. Both check user, version, world
+// size and rank. Connections of processes without the token are closed and delay no rank. The
+// connection between two ranks stays open: when it closes, the peer has ended.
 #pragma once
 
 #include "comm/engines/shm/arena.h"
@@ -26,8 +26,8 @@ struct HandOver {
 };
 
 // `prefix` is the prefix of the keys; `world_block` is used on rank 0 only. Blocks until all ranks
-// have joined. Throws Timeout, which names the missing ranks; PeerLost, which names one that ended
-// meanwhile; BadInput if versions or world sizes differ.
+// have joined. Throws Timeout, which names the missing ranks; PeerLost, which names a rank that
+// ended; BadInput if versions or world sizes differ.
 [[nodiscard]] HandOver hand_over(Store& store, const std::string& prefix, int rank, int size,
                                  std::shared_ptr<Arena> arena, std::uint64_t world_block,
                                  Deadline deadline);

@@ -22,7 +22,7 @@ bool fits_slot(const CallInfo& info, const ChannelMemory& memory) {
          memory.inline_bytes();
 }
 
-// Nowhere for a buffer that must be staged.
+// Returns a default Location for a buffer that must be staged.
 Location find(const Peers& peers, Buffer buffer) {
   return buffer.bytes == 0 ? Location() : peers.locate(buffer.data, buffer.bytes);
 }
@@ -95,7 +95,7 @@ bool Operands::must_precede(const Operands& later, bool same_channel) const {
   bool writes_output = overlap(output_, later.output_);
   bool is_copied = (inline_ && !keeps_own_part_) || input_block_ != nullptr;
   bool later_copies = later.inline_ || !later.input_location_.is_somewhere();
-  bool delivers_late = inline_ || staged_output() != nullptr;  // by the owner, after peers went on
+  bool delivers_late = inline_ || staged_output() != nullptr;  // by the owner, maybe after peers
   if (same_channel && !keeps_own_part_)
     return delivers_late ? reads_ours || writes_output : reads_ours && later_copies;
   return reads_ours || writes_output || (!is_copied && overlap(input_, later.output_));
@@ -103,7 +103,7 @@ bool Operands::must_precede(const Operands& later, bool same_channel) const {
 
 namespace {
 
-constexpr std::int64_t whole_bytes = 16 << 10;  // less than this is not worth a second core
+constexpr std::int64_t whole_bytes = 16 << 10;  // smaller operations are not worth a second core
 constexpr std::int64_t least_segment_bytes = 16 << 10;
 constexpr std::int64_t most_segment_bytes = 256 << 10;
 constexpr std::int64_t line_bytes = 64;
@@ -114,19 +114,19 @@ Cutting cutting_for(DType dtype) {
           most_segment_bytes / element};
 }
 
-// From here on the data does not stay in the last cache anyway, and stores need not fetch their
-// lines first. Not for results that replace inputs: those lines have just been loaded.
+// Returns the size above which data does not fit into the last-level cache, so that non-temporal
+// stores are faster, except in place: those cache lines have just been loaded.
 std::int64_t streaming_bytes() {
   static const std::int64_t bytes = std::max<std::int64_t>(sys::cache_sizes().level_3, 8 << 20);
   return bytes;
 }
 
-// Null stays null.
+// Returns null for a null base.
 std::byte* at_element(std::byte* base, std::int64_t element, DType dtype) {
   return base ? base + static_cast<std::size_t>(element) * bytes_of(dtype) : nullptr;
 }
 
-// To several destinations in tiles that stay in the first cache from one copy to the next.
+// Copies to several destinations, in tiles that stay in the L1 cache between the copies.
 void copy(std::span<std::byte* const> to, const std::byte* from, std::size_t bytes, bool stream) {
   constexpr std::size_t tile_bytes = 16 << 10;
   const std::size_t tile = to.size() == 1 ? bytes : tile_bytes;
@@ -209,7 +209,8 @@ void Operation::write_inline_input() const {
   std::memcpy(slot_input + begin + part, input.data + begin + part, input.bytes - begin - part);
 }
 
-// A member may still read those of the operation that stood here, which others have completed.
+// begin_write() first: a member may still be reading the counts of the previous operation in this
+// slot.
 void Operation::publish_counts(const Peers& peers, const ChannelMemory& memory,
                                const CallInfo& info) const {
   begin_write(memory.slot(me_, sequence_), sequence_);
@@ -227,7 +228,7 @@ void Operation::note(const Peers& peers, int member, Location input, Location ou
   inputs_[member] = peers.address(input);
 }
 
-// Its lines are in that member's cache; they come over while this rank still polls and plans.
+// Prefetches the input from that member's cache while this rank still polls and plans.
 void Operation::note_inline(int member, std::byte* input, std::byte* origin) {
   inputs_[member] = input;
   origins_[member] = origin;
@@ -235,7 +236,7 @@ void Operation::note_inline(int member, std::byte* input, std::byte* origin) {
   if (output == 0) return;
   std::size_t own_input = operands_.input().bytes;
   std::size_t begin = 0;
-  std::size_t bytes = own_input > 0 ? own_input : output;  // of a peer that sends as much, or to me
+  std::size_t bytes = own_input > 0 ? own_input : output;  // that a peer sends
   if (gives_each_its_part(collective_)) {
     bytes = collective_ == Collective::all_to_all ? output / inputs_.size() : output;
     begin = bytes * static_cast<std::size_t>(me_);
@@ -310,7 +311,8 @@ PollResult Operation::make_plan(const Peers& peers, const ChannelMemory& memory)
   return PollResult::ready;
 }
 
-// Everything is where it should be: pieces of a tensor that all ranks share.
+// Returns true if all data is already in place, because the buffers are pieces of a tensor that all
+// ranks share.
 bool Operation::moves_nothing() const {
   if (combines(collective_)) return false;
   bool nothing = true;
@@ -396,7 +398,7 @@ void Operation::move_part(int part, Range range) const {
 
 void Operation::release() {
   operands_.release();
-  if (uneven_exchange_) exchange_ = {};  // as many words as pairs of ranks
+  if (uneven_exchange_) exchange_ = {};  // large: one word per pair of ranks
 }
 
 }  // namespace lockstep::shm

@@ -1,14 +1,14 @@
 // Operation: the record of one operation that this process has posted.
 //
-// post() fills a record. Any thread that makes progress uses it while the operation is under way,
-// and its owner empties it after delivering the results. The record is reused `depth` posts later,
-// when the operation is complete. A thread that has claimed a segment of an operation keeps the
-// operation incomplete, and so keeps the record.
+// post() fills a record. While the operation is under way, any thread that makes progress uses the
+// record; its owner empties it after delivering the results. The record is reused `depth` posts
+// later, when the operation is complete. A claimed segment keeps its operation incomplete, so the
+// record stays valid for the thread that claimed it.
 //
 // A small operation is inline: each rank writes its input to its slot, and each rank computes its
 // own output from all slots, in the same order on every rank. There is one hand-off, there are no
-// segments, and no rank touches the buffers of another. Where ranks share memory, data that already
-// lies at its place is not written, as in every operation: its owner may have gone on and
+// segments, and no rank touches the buffers of another rank. As in every operation, data in shared
+// memory that is already in place is not written, because its owner may have continued and
 // overwritten it.
 #pragma once
 
@@ -40,17 +40,16 @@ struct Buffer {
   return a.bytes > 0 && b.bytes > 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
 }
 
-// How to move a kept object to fresh memory after an error, when a peer may still write to its
-// memory.
+// How to give a kept object new memory after an error, if a peer may still write to its memory.
 struct Renewal {
   // The buffer that the object currently owns.
   Buffer (*memory)(void* object);
-  // Gives the object fresh memory with the same contents, and never frees the old memory. Returns
+  // Gives the object new memory with the same contents, and never frees the old memory. Returns
   // false if that is impossible.
   bool (*renew)(void* object);
 };
 
-// Something that must live until the operation is complete, such as a tensor. Move-only, never
+// Owns an object that must live until the operation is complete, such as a tensor. Move-only, never
 // allocates.
 class KeepAlive {
  public:
@@ -104,7 +103,7 @@ struct FreeInArena {
 };
 using ArenaBlock = std::unique_ptr<std::byte, FreeInArena>;
 
-// Operands: the buffers of one call of this rank, and where peers find them. Peers access only
+// Operands: the buffers of one call of this rank, and their locations for peers. Peers access only
 // buffers in an arena; all other buffers are copied:
 //
 //   inline    a small operation: the input is copied to the slot, and this rank computes its output
@@ -112,13 +111,13 @@ using ArenaBlock = std::unique_ptr<std::byte, FreeInArena>;
 //             block after completion; the naive way, which works everywhere
 //   direct    the descriptor says where the buffer lies, and peers read and write it there
 //
-// place() decides and copies nothing. Then the poster waits for earlier operations on the same
-// bytes (must_precede). After that, stage() copies the input.
+// place() only decides. Then the posting thread waits for earlier operations on the same bytes
+// (must_precede()). After that, stage() copies the input.
 class Operands {
  public:
   Operands() = default;
-  // Places the operands of a call of member `me` of a channel. If peers must know the placement,
-  // every rank decides alike.
+  // Places the operands of a call of member `me` of a channel. Decisions that peers must know are
+  // equal on all ranks.
   [[nodiscard]] static Operands place(const Peers& peers, const ChannelMemory& memory, int me,
                                       const CallInfo& info, CallBuffers&& buffers);
   // Copies inputs that must be staged, unless the call is inline. Throws BadInput if the arena is
@@ -137,8 +136,8 @@ class Operands {
   // Inline calls in which each rank gets a part of the input: true if this rank takes its own part
   // from the input when the call is executed, instead of from the slot.
   [[nodiscard]] bool keeps_own_part() const { return keeps_own_part_; }
-  // Where peers access a buffer. For an inline call, the location of a moved input if it lies in an
-  // arena. Nowhere for a buffer that is not used.
+  // The location at which peers access a buffer. For an inline call, the location of a moved input
+  // if it lies in an arena. A default Location for a buffer that is not used.
   [[nodiscard]] Location input_location() const { return input_location_; }
   [[nodiscard]] Location output_location() const { return output_location_; }
   // The caller's buffers; empty if this rank does not read or write them.
@@ -148,9 +147,9 @@ class Operands {
     return overlap(input_, buffer) || overlap(output_, buffer);
   }
 
-  // Returns true if a call posted later, which is placed and not staged, must wait until this one
-  // has been delivered: both touch the same bytes, and the order of the channel is not sufficient.
-  // If `same_channel` is true, the two are executed in post order anyway.
+  // Returns true if the call `later`, which is placed but not staged, must wait until this call has
+  // been delivered: both touch the same bytes, and the order of execution is not sufficient.
+  // `same_channel`: the two calls are executed in post order.
   [[nodiscard]] bool must_precede(const Operands& later, bool same_channel) const;
 
   // The caller's output if peers write to it directly, and the object that keeps its memory alive.
@@ -170,7 +169,7 @@ class Operands {
   [[nodiscard]] bool is_in_place() const {
     return output_.data == input_.data && output_.bytes == input_.bytes;
   }
-  // The block that peers write the output to; null if they write to the caller's own.
+  // The block that peers write the output to; null if they write to the caller's buffer.
   [[nodiscard]] const std::byte* staged_output() const {
     return output_block_ ? output_block_.get() : is_in_place() ? input_block_.get() : nullptr;
   }
@@ -181,8 +180,8 @@ class Operands {
   Location output_location_;
   bool inline_ = false;
   bool keeps_own_part_ = false;
-  ArenaBlock input_block_;   // where the input is staged, and the output of a call in place
-  ArenaBlock output_block_;  // where any other output is staged
+  ArenaBlock input_block_;   // the staged input, or in-place operand
+  ArenaBlock output_block_;  // any other staged output
   KeepAlive keep_input_;
   KeepAlive keep_output_;
 };
@@ -196,8 +195,8 @@ class Operation {
   // Call once, before any other function.
   void set_members(int members);
 
-  // Stages the operands, which are placed. Throws InvalidArgument if the call is invalid and
-  // BadInput if the arena is full; the record is then empty.
+  // Stages the placed operands. Throws InvalidArgument if the call is invalid and BadInput if the
+  // arena is full; the record is then empty.
   void fill(const Peers& peers, int me, const CallInfo& info, Operands&& operands);
   // Publishes the descriptor and the inline input.
   void publish(const Peers& peers, const ChannelMemory& memory, const CallInfo& info);
@@ -206,7 +205,7 @@ class Operation {
   [[nodiscard]] PollResult poll(const Peers& peers, const ChannelMemory& memory);
 
   [[nodiscard]] std::uint64_t sequence() const { return sequence_; }
-  // Valid for the previous operation of the record, too.
+  // Also valid for the previous operation of the record.
   [[nodiscard]] bool is_inline() const { return operands_.is_inline(); }
   [[nodiscard]] bool is_barrier() const { return collective_ == Collective::barrier; }
   [[nodiscard]] bool is_planned() const { return planned_; }
@@ -220,7 +219,7 @@ class Operation {
 
   [[nodiscard]] Operands& operands() { return operands_; }
   [[nodiscard]] const Operands& operands() const { return operands_; }
-  // The timeout of the call's wait. Any thread.
+  // The timeout of the call's wait. Thread-safe.
   [[nodiscard]] Duration timeout() const {
     return Duration(timeout_.load(std::memory_order_relaxed));
   }
@@ -229,11 +228,12 @@ class Operation {
 
  private:
   void publish_counts(const Peers& peers, const ChannelMemory& memory, const CallInfo& info) const;
-  // Notes the buffers of a member that has posted.
+  // Records the buffers of a member that has posted.
   void note(const Peers& peers, int member, Location input, Location output);
-  // Notes a member whose slot has its input, which lies at `origin` in an arena.
+  // Records a member whose input was copied to its slot. `origin`: where the input lies in an
+  // arena; may be null.
   void note_inline(int member, std::byte* input, std::byte* origin);
-  // Sets shape and fingerprint, which all ranks agree on.
+  // Sets shape and fingerprint, which are equal on all ranks.
   void agree(const CallInfo& info);
   void write_inline_input() const;
   void move_inline() const;
@@ -256,9 +256,9 @@ class Operation {
   Exchange exchange_;
   const char* file_in_slot_ = nullptr;
 
-  std::vector<std::byte*> inputs_;  // one per member, null if it has none
+  std::vector<std::byte*> inputs_;  // one per member, may be null
   std::vector<std::byte*> outputs_;
-  std::vector<std::byte*> origins_;  // inline: where in an arena the input lies
+  std::vector<std::byte*> origins_;  // inline: where the input lies in an arena
   std::bitset<kernels::max_ranks> seen_;
   int unseen_ = 0;
   int mismatched_ = -1;

@@ -1,5 +1,5 @@
-// Peers: the arenas and control pages of all ranks of the host, as mapped by this process. A
-// process tells its peers in its control page how to wake it, which operations it executes, and
+// Peers: the arenas and control pages of all ranks of the host, as mapped by this process. The
+// control page of a process shows its peers how to wake it, which operations it executes, and
 // whether it has left.
 //
 // Peers does not change after the hand-over.
@@ -33,7 +33,7 @@ struct Location {
   std::uint64_t offset = 0;
 
   [[nodiscard]] bool is_somewhere() const { return rank >= 0; }
-  // 0 is nowhere: offset 0 of every arena is its control page.
+  // 0 stands for no buffer: offset 0 of every arena is its control page.
   [[nodiscard]] std::uint64_t word() const {
     if (!is_somewhere()) return 0;
     return (std::uint64_t(rank) << offset_bits) | offset;
@@ -47,28 +47,28 @@ struct Location {
   static constexpr int offset_bits = 48;
 };
 
-// Sleepers of one kind in one process; the protocol is below.
+// Wakes the sleeping threads of one kind in one process; the protocol is below.
 struct alignas(64) Doorbell {
   std::atomic<std::uint32_t> rings{0};
   std::atomic<std::uint32_t> sleepers{0};
 };
 
 // The protocol of a doorbell (Dekker's, over two words):
-//   sleeper: sleepers += 1; remember rings; look for work again; if no work is found, sleep while
+//   sleeper: sleepers += 1; remember rings; check for work again; if no work is found, sleep while
 //            rings is unchanged
 //   ringer:  change something; if sleepers != 0: rings += 1, wake all
-// All four accesses are sequentially consistent. The change is too, or a fence separates it from
-// the ring. A fence also separates the sleeper's count from its look, so the accesses of the look
-// may be weaker. So either the ringer sees the sleeper, or the sleeper's look comes after the
-// change and sees it. A ring between the look and the sleep has changed `rings`, and the futex does
-// not sleep. Without sleepers a ring is one load and no system call.
+// All four accesses are sequentially consistent. So is the change, or a fence separates it from the
+// ring. A fence also separates the sleeper's increment from its second check for work, so the check
+// may use weaker accesses. Therefore either the ringer sees the sleeper, or the sleeper's second
+// check sees the change. If a ring comes between the check and the sleep, `rings` has changed and
+// the futex does not sleep. Without sleepers a ring is one load and no system call.
 inline void ring(Doorbell& bell) {
   if (bell.sleepers.load(std::memory_order_seq_cst) == 0) return;
   bell.rings.fetch_add(1, std::memory_order_seq_cst);
   sys::futex_wake_all(bell.rings);
 }
 
-// Sleeps at most `most`, or not at all when look() finds something.
+// Sleeps until the bell is rung, at most `most`; not at all if look() returns true.
 template <typename Look>
 void sleep_until_rung(Doorbell& bell, Duration most, Look&& look) {
   bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -86,9 +86,10 @@ struct alignas(64) Control {
 
   Doorbell waiting;  // threads inside wait()
   Doorbell helper;   // the helper thread
-  // Set once, when the process leaves in order: from then on it posts and executes nothing.
+  // Set when the process leaves: from then on it posts and executes nothing.
   alignas(64) std::atomic<std::uint32_t> has_left{0};
-  // The operations that its threads are executing: words of execution_word(), 0 for none.
+  // The operations that threads of the process are executing: words of execution_word(), 0 for
+  // none.
   alignas(64) std::array<std::atomic<std::uint64_t>, executing_slots> executing{};
 };
 static_assert(sizeof(Control) <= Arena::reserved_bytes);
@@ -109,9 +110,9 @@ inline constexpr int execution_sequence_bits = 44;
 }
 
 struct Peer {
-  pid_t pid = 0;                              // 0 when this process cannot see it
-  sys::FileDescriptor process;                // pidfd, when the pid is visible
-  sys::FileDescriptor socket;                 // the hand-over's; closed by the peer's end
+  pid_t pid = 0;                              // 0 if not visible to this process
+  sys::FileDescriptor process;                // pidfd, if the pid is visible
+  sys::FileDescriptor socket;                 // of the hand-over; closes when the peer ends
   std::shared_ptr<sys::SharedMemory> memory;  // null for this rank itself
 };
 
@@ -132,13 +133,14 @@ class Peers {
   }
   [[nodiscard]] Control& control(int rank) const { return *reinterpret_cast<Control*>(base(rank)); }
   [[nodiscard]] Control& own_control() const { return control(rank_); }
-  // The address of a location in this process; null for nowhere.
+  // Returns the address of a location in this process; null for a default Location.
   [[nodiscard]] std::byte* address(Location location) const {
     return location.is_somewhere() ? base(location.rank) + location.offset : nullptr;
   }
   // Wakes threads of the given ranks: threads that wait and, if `helpers` is true, helper threads.
   void ring(std::span<const int> ranks, bool helpers = true) const;
-  // Returns the location of a buffer that lies entirely in one arena; nowhere for any other buffer.
+  // Returns the location of a buffer that lies entirely in one arena; a default Location for any
+  // other buffer.
   [[nodiscard]] Location locate(const std::byte* data, std::size_t bytes) const;
 
  private:
@@ -173,19 +175,19 @@ inline Location Peers::locate(const std::byte* data, std::size_t bytes) const {
   return {};
 }
 
-// Execution marks: the threads of each process publish the operations that they execute, in places
-// of its control page that all ranks read.
+// Execution marks: the threads of each process publish the operations that they execute in its
+// control page, which all ranks read.
 //
 // Invariant: a thread marks an operation before it checks whether the operation's group has failed,
 // and touches buffers only if the group has not failed. Both accesses are sequentially consistent,
-// and so are a failure and the look at the marks that follows it. So if a process sees no mark of a
-// failed group, no thread touches buffers of the group any more.
+// and so are the write of a failure and the reads of the marks that follow it. So if a process sees
+// no mark of a failed group, no thread touches buffers of the group any more.
 class ExecutionMarks {
  public:
   explicit ExecutionMarks(const Peers& peers) : own_(peers.own_control().executing) {}
 
-  // Returns a free place of this process, or nothing if all places are in use. The place stays free
-  // until set(). Call both under one mutex.
+  // Returns a free place of this process; std::nullopt if all places are in use. The place stays
+  // free until set(). Call both functions under one mutex.
   [[nodiscard]] std::optional<std::size_t> free_place() const {
     auto free = std::find_if(own_.begin(), own_.end(), [](const auto& place) {
       return place.load(std::memory_order_acquire) == 0;
@@ -210,8 +212,8 @@ void visit_marks(const Peers& peers, int world_rank, Visit&& visit) {
   }
 }
 
-// Presence: the state of the process of each rank of the host. A process that leaves in order says
-// so in its control page; the watcher (watcher.h) detects a process that ends otherwise.
+// Presence: the state of the process of each rank of the host. A process that leaves sets a flag in
+// its control page; the watcher (watcher.h) detects a process that ends without leaving.
 class Presence {
  public:
   explicit Presence(const Peers& peers)

@@ -1,4 +1,4 @@
-// Plans: which elements of whose buffers every segment of an operation reads and writes. Pure
+// Plans: which elements of which rank's buffers each segment of an operation reads and writes. Pure
 // arithmetic on element numbers; no memory is touched here.
 //
 // An operation is cut into parts, one per rank (the part that the rank executes first). A part is
@@ -28,8 +28,8 @@
 
 namespace lockstep::shm {
 
-// Exchange: how many elements go from each rank to each in an uneven all_to_all, with the sums that
-// a plan asks for at every look.
+// Exchange: the number of elements that each rank sends to each rank in an uneven all_to_all, with
+// precomputed sums.
 class Exchange {
  public:
   Exchange() = default;
@@ -75,20 +75,20 @@ struct Range {
   friend bool operator==(const Range&, const Range&) = default;
 };
 
-// The arguments of an operation that all ranks agree on, and that determine its plan.
+// The arguments of an operation that determine its plan; equal on all ranks.
 struct Shape {
   Collective collective = Collective::barrier;
   int size = 1;
   int root = 0;
-  // Elements: of the tensor (all_reduce, reduce, broadcast, send, recv), of one rank's piece (the
-  // even others), of all pieces together (uneven all_gather and reduce_scatter). Not used by an
-  // uneven all_to_all.
+  // Number of elements: of the tensor (all_reduce, reduce, broadcast, send, recv), of all pieces
+  // together (uneven all_gather and reduce_scatter), or of one rank's piece (other even
+  // operations). Not used by an uneven all_to_all.
   std::int64_t count = 0;
-  std::span<const std::int64_t> counts = {};  // uneven all_gather, reduce_scatter: one a rank
+  std::span<const std::int64_t> counts = {};  // uneven all_gather, reduce_scatter
   const Exchange* exchange = nullptr;         // uneven all_to_all
 };
 
-// One copy of `length` elements. -1 as `destination` stands for the output of each rank.
+// One copy of `length` elements. `destination` -1 stands for the outputs of all ranks.
 struct Move {
   static constexpr int everyone = -1;
   int source = 0;
@@ -107,21 +107,21 @@ struct Move {
 
 // Lengths in elements.
 struct Cutting {
-  std::int64_t grain = 1;  // shares and segments begin at multiples of it
+  std::int64_t grain = 1;  // shares and segments begin at multiples
   std::int64_t whole =
-      0;  // up to so many in all, the operation is a single segment that does all parts
-  std::int64_t least_segment = 1;  // between these, a part is cut into a few segments,
-  std::int64_t most_segment = 1;   // so that ranks that come late find something left to do
+      0;  // at most so many elements: one segment does all parts
+  std::int64_t least_segment = 1;  // a part is cut into a few segments of such a length,
+  std::int64_t most_segment = 1;   // so that late ranks find work left
 };
 
 class Plan {
  public:
   Plan() = default;
   Plan(const Shape& shape, const Cutting& cutting);
-  // A plan without segments, for a thread that executes the whole operation.
+  // A plan for a thread that executes the whole operation; not cut into segments.
   explicit Plan(const Shape& shape) : shape_(shape) {}
 
-  static constexpr std::int64_t max_segments = 60000;  // fits a cursor word
+  static constexpr std::int64_t max_segments = 60000;  // fits into a cursor word
 
   [[nodiscard]] int parts() const { return shape_.size; }
   [[nodiscard]] std::int64_t part_length(int part) const;
@@ -131,7 +131,8 @@ class Plan {
   // Elements of segment `index` of `part`, counted from the beginning of the part.
   [[nodiscard]] Range segment(int part, std::int64_t index) const;
 
-  // Where a combining segment reads in every input, and writes in the outputs.
+  // The offset at which a combining segment reads in every input, and at which it writes in the
+  // outputs.
   [[nodiscard]] std::int64_t combine_input_offset(int part) const;
   [[nodiscard]] std::int64_t combine_output_offset(int part) const;
 
@@ -140,12 +141,13 @@ class Plan {
   void moves(int part, Range range, Visit&& visit) const;
 
  private:
-  [[nodiscard]] std::int64_t displacement(int part) const;  // elements of the pieces before
+  [[nodiscard]] std::int64_t displacement(int part) const;  // elements of the earlier pieces
   [[nodiscard]] std::int64_t share_begin(int part) const;
-  // An all_to_all: the elements from `source` to `destination`, and where they begin in the input.
+  // For an all_to_all: the number of elements from `source` to `destination`, and where they begin
+  // in the input.
   [[nodiscard]] std::int64_t piece(int source, int destination) const;
   [[nodiscard]] std::int64_t piece_begin(int source, int destination) const;
-  // The one copy of a segment of any other moving operation than all_to_all.
+  // Returns the one copy of a segment, for moving operations other than all_to_all.
   [[nodiscard]] Move single_move(int part, Range range) const;
 
   Shape shape_;

@@ -10,11 +10,12 @@ namespace lockstep::shm {
 namespace {
 
 constexpr auto notice_after = std::chrono::seconds(30);
-// A peer that is stopped between its last segment and its ring wakes no thread, although the
-// operation is complete.
+// A peer may be stopped (SIGSTOP) after it has completed the last segment but before it rings the
+// doorbell, so sleepers check for work at least this often.
 constexpr auto longest_sleep = std::chrono::seconds(1);
 
-// When a long wait logs a sentence, and when it ends. A wait without a deadline logs none.
+// The times at which a long wait logs a sentence and at which it ends. A wait without a deadline
+// logs nothing.
 struct Limits {
   explicit Limits(Duration timeout)
       : begin(Clock::now()),
@@ -140,7 +141,7 @@ void ProgressEngine::execute(const Channel::Task& task, std::size_t place) {
 bool ProgressEngine::wait(Channel& channel, const Awaited& awaited, Duration timeout) {
   const SharedGroup& group = channel.group();
   SpinPolicy spin(cores_, has_core_);
-  std::optional<Limits> limits;  // most waits end before they look at a clock
+  std::optional<Limits> limits;  // most waits end before reading a clock
   auto look = [&] {
     channel.check_departures(awaited);
     return progress(ProgressScope::anything) || channel.is_over(awaited) || group.has_failed();
@@ -185,7 +186,8 @@ std::vector<int> ProgressEngine::urge(const Channel& channel, const Awaited& awa
 
 void ProgressEngine::on_urge(int rank) {
   (void)try_progress(ProgressScope::inline_only);
-  // Whichever thread executed them has said so without one (Channel::complete, peers.h).
+  // The thread that executed the operations published that without a fence (Channel::complete,
+  // peers.h).
   std::atomic_thread_fence(std::memory_order_seq_cst);
   peers_.ring(std::span(&rank, 1), false);
 }

@@ -1,7 +1,7 @@
-// The ring of a channel in shared memory: `depth` operations among its members. Each operation has
-// a slot per member, room for the inline input of a small operation, the words by which segments
-// are claimed and counted, how far each member has read inline inputs, and the location of each
-// member's uneven counts. Zero is the valid initial state of all fields.
+// The ring of a channel in shared memory: `depth` operations among its members. It contains, for
+// each operation, a slot per member, room for the inline inputs of a small operation, and the words
+// by which segments are claimed and counted; and, for each member, how far it has read inline
+// inputs, and the location of its uneven counts. Zero is the valid initial state of all fields.
 #pragma once
 
 #include "base/fingerprint.h"
@@ -30,9 +30,9 @@ namespace lockstep::shm {
 //     of the ring are reused without a reset, and the first thread to come writes the new sequence
 //     with its claim.
 //   - An operation is complete when all of its segments are done, and a slot is reused only after
-//     that. A segment that exists and is not claimed keeps its operation incomplete. So a claim
-//     that succeeds proves that the operation is still under way, and a claimer that slept through
-//     a reuse of the slot finds a later sequence and gets nothing.
+//     that. An unclaimed segment keeps its operation incomplete. So a claim that succeeds proves
+//     that the operation is still under way. If the slot was reused while a claimer slept, the
+//     claimer finds a later sequence and gets nothing.
 using CursorWord = std::atomic<std::uint64_t>;
 
 inline constexpr int cursor_count_bits = 16;
@@ -84,7 +84,7 @@ inline std::int64_t count_done(CursorWord& word, std::uint64_t sequence) {
          (now.sequence == sequence && now.count >= static_cast<std::uint64_t>(segments));
 }
 
-// Descriptor: one call as a rank posts it in shared memory, and as others read it.
+// Descriptor: one call in shared memory, as a rank posts it and other ranks read it.
 //
 // Invariants of a slot (one per member and ring position; only that member writes):
 //   - If stamp = sequence * 2, the fields belong to operation `sequence` and do not change until it
@@ -96,7 +96,7 @@ inline std::int64_t count_done(CursorWord& word, std::uint64_t sequence) {
 //   - Stamps only grow.
 // The properties of a call that must be equal on all ranks, packed into three words for comparison.
 struct Fingerprint {
-  std::uint64_t call = 0;   // collective, op, dtype, root, even or not
+  std::uint64_t call = 0;   // collective, op, dtype, root, is even
   std::uint64_t count = 0;  // count_of() the call
   std::uint64_t names = 0;  // hash of the tag and of uneven counts; most calls have neither
 
@@ -107,14 +107,15 @@ struct Fingerprint {
   friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
 };
 
-// Operations in which each rank has an equal part of the tensor whose size all ranks agree on.
+// Returns true for operations in which each rank has an equal part of the tensor whose size is
+// equal on all ranks.
 [[nodiscard]] constexpr bool has_equal_parts(Collective collective, bool is_uneven) {
   return !is_uneven &&
          (collective == Collective::all_gather || collective == Collective::reduce_scatter ||
           collective == Collective::all_to_all);
 }
-// The elements of a call as slots and plans count them (Shape::count). If parts are equal, the
-// elements of one rank's part. For an uneven all_to_all, in which each rank has its own counts, 0.
+// Returns the number of elements of a call as in Shape::count: if parts are equal, the elements of
+// one rank's part; 0 for an uneven all_to_all, in which each rank has its own counts.
 [[nodiscard]] inline std::int64_t count_of(const CallInfo& call, int members) {
   if (has_equal_parts(call.collective, call.is_uneven())) return call.elements / members;
   return call.is_uneven() && call.collective == Collective::all_to_all ? 0 : call.elements;
@@ -134,7 +135,7 @@ inline Fingerprint Fingerprint::of(const CallInfo& call, std::int64_t count,
   return {word, static_cast<std::uint64_t>(count), names};
 }
 
-// One cache line that the hand-off reads, and a cold rest for messages.
+// One cache line that the hand-off reads; the rest is only used for messages.
 struct alignas(64) Slot {
   std::atomic<std::uint64_t> stamp{0};
   std::atomic<std::uint64_t> call{0};
@@ -143,7 +144,7 @@ struct alignas(64) Slot {
   std::atomic<std::uint64_t> input{0};
   std::atomic<std::uint64_t> output{0};
   std::atomic<std::uint64_t> line{
-      0};  // of the call site; the collective as its caller named it lies above it
+      0};  // of the call site; higher bits: the collective
   alignas(64) sys::SharedText<12> tag;
   sys::SharedText<4> file;
 };
@@ -156,10 +157,10 @@ struct Descriptor {
   Location output;
 };
 
-// Marks the slot as being written for `sequence`; data outside of the slot that belongs to it may
-// change afterwards. write() calls it, too.
+// Marks the slot as being written for `sequence`. Call it before changing data that belongs to the
+// slot but lies outside of it. write() calls it too.
 void begin_write(Slot& slot, std::uint64_t sequence);
-// `file_in_slot`: the file name that the slot holds, kept by its owner from call to call.
+// `file_in_slot`: the file name that the slot contains; the owner keeps this pointer between calls.
 void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallInfo& call,
            const char*& file_in_slot);
 
@@ -167,8 +168,8 @@ enum class Posted {
   not_yet,
   yes,
   complete
-};  // complete: the slot already serves a later operation
-// `descriptor` is meaningful only after `yes`.
+};  // complete: the slot contains a later operation
+// `descriptor` is set only if the result is `yes`.
 [[nodiscard]] inline Posted read(const Slot& slot, std::uint64_t sequence, Descriptor& descriptor) {
   constexpr auto relaxed = std::memory_order_relaxed;
   std::uint64_t stamp = slot.stamp.load(std::memory_order_seq_cst);
@@ -224,7 +225,7 @@ inline void write(Slot& slot, std::uint64_t sequence, const Descriptor& descript
 }
 
 // Returns the call in the slot, without its number and uneven counts. The slot must not change
-// meanwhile. `elements` are as count_of() has them, and a message has no root.
+// meanwhile. `elements` is the result of count_of(), and a message has no root.
 [[nodiscard]] inline CallRecord record_in(const Slot& slot) {
   constexpr auto relaxed = std::memory_order_relaxed;
   const auto word = slot.call.load(relaxed);
@@ -246,7 +247,7 @@ inline void write(Slot& slot, std::uint64_t sequence, const Descriptor& descript
 
 struct ChannelSize {
   int members;
-  int depth;                 // a power of two: a position in the ring costs no division
+  int depth;                 // a power of two, to avoid divisions
   std::size_t inline_bytes;  // the largest inline input; a multiple of 64
 };
 
@@ -260,8 +261,9 @@ class CountsMemory {
     return sizeof(Count) * 2 * static_cast<std::size_t>(members) * static_cast<std::size_t>(depth);
   }
 
-  // The counts for rank `other` in the input (sends) and output (expects) of a call. In an
-  // all_to_all, this member sends to `other` and expects from `other` so many elements.
+  // The counts of a call for rank `other`, in the input (sends) and the output (expects). In an
+  // all_to_all, this member sends `sends` elements to `other` and expects `expects` elements from
+  // it.
   [[nodiscard]] Count& sends(int other, std::uint64_t sequence) const {
     return of(sequence)[other];
   }
@@ -290,7 +292,7 @@ class ChannelMemory {
   [[nodiscard]] int depth() const { return depth_; }
   [[nodiscard]] std::size_t inline_bytes() const { return inline_bytes_; }
 
-  // Where in the ring an operation lies.
+  // Returns the position of an operation in the ring.
   [[nodiscard]] std::size_t position(std::uint64_t sequence) const {
     return sequence & (static_cast<std::uint64_t>(depth_) - 1);
   }
@@ -330,7 +332,7 @@ class ChannelMemory {
   int members_;
   int depth_;
   std::size_t inline_bytes_;
-  std::size_t inline_inputs_;  // where each region begins
+  std::size_t inline_inputs_;  // the begin of each region
   std::size_t words_;
   std::size_t consumed_;
   std::size_t counts_;

@@ -19,8 +19,8 @@ std::size_t channel_words_offset(int members) {
   return round_up(sizeof(GroupHeader)) + round_up(sizeof(std::atomic<std::uint32_t>) * members);
 }
 
-// At the beginning of a pair of cache lines, which processors fetch together: half a pair later, a
-// slot's line and what ranks write beside it cost one more way between the cores.
+// Aligned to a pair of cache lines, which processors fetch together. Otherwise a slot's line and
+// data that other ranks write would share a pair, which costs another transfer between cores.
 std::size_t collectives_offset(int members) {
   constexpr std::size_t pair = 128;
   std::size_t words_end =
@@ -134,7 +134,7 @@ void SharedGroup::fail(FailureKind kind, std::string_view text) const {
 
 void SharedGroup::throw_failure(std::string_view more) const {
   const SharedFailure& failure = block_.failure();
-  // The rank that began to write it may be stopped or dead; its text is then not worth a wait.
+  // The rank that began to write the text may be stopped or dead, so do not wait long.
   auto patience = Deadline::after(std::chrono::milliseconds(200));
   while (failure.state.load(std::memory_order_acquire) != SharedFailure::written) {
     if (patience.passed()) throw Aborted(diagnose::untold_sentence(names_) + std::string(more));

@@ -1,11 +1,11 @@
-// SharedGroup: what the members of a group have in common, as one process sees it: their numbers,
-// the group's block in shared memory, and why the group has died, if it has.
+// SharedGroup: one process's view of the state that the members of a group share: their ranks, the
+// group's block in shared memory, and the failure, if any.
 //
 // Invariants:
-//   - The first failure stands: it is written once into the group's block, and every rank throws
-//     the same one. A dead group executes no further segment.
-//   - A member that has left posts nothing more (its flag is set after its last post), but what it
-//     posted still counts.
+//   - The first failure is written once into the group's block, and every rank throws it. A failed
+//     group executes no more segments.
+//   - A member that has left posts nothing more (its flag is set after its last post), but its
+//     posted operations remain valid.
 #pragma once
 
 #include "comm/call/record.h"
@@ -35,7 +35,7 @@ namespace lockstep::shm {
 // first: the channel of a pair that exchanges messages, and the counts of a member that makes an
 // uneven call. All members that may use such a block hold it until they have left the group.
 
-// Why the group is dead. The first rank that finds an error writes it; all throw it.
+// Why the group has failed. The first rank that finds an error writes it; all ranks throw it.
 using diagnose::FailureKind;
 struct SharedFailure {
   enum : std::uint32_t { alive, being_written, written };
@@ -54,8 +54,8 @@ class GroupBlock {
   static constexpr int message_depth = 16;
   static_assert(std::has_single_bit(unsigned{collective_depth}) &&
                 std::has_single_bit(unsigned{message_depth}));
-  // A copy of so much costs less than a second hand-off. With more ranks each reads more, which one
-  // of them could do for all.
+  // Copying this many bytes is cheaper than a second hand-off. With more ranks, every rank reads
+  // all inputs, and one rank reducing for all is cheaper.
   [[nodiscard]] static constexpr std::size_t collective_inline_bytes(int members) {
     return members <= 8 ? 4096 : 1024;
   }
@@ -67,8 +67,9 @@ class GroupBlock {
   [[nodiscard]] SharedFailure& failure() const {
     return reinterpret_cast<GroupHeader*>(base_)->failure;
   }
-  // The state of a member: it posts until its handles are gone, and reads this block until all its
-  // posted operations are complete. `by_exception` is added if an exception destroyed the handles.
+  // The state of a member: `present` until its handles are gone; `gone` when all its posted
+  // operations are complete, so that it does not read this block any more. The bit `by_exception`
+  // is set if an exception destroyed the handles.
   enum : std::uint32_t { present, posts_no_more, gone, by_exception = 4 };
   [[nodiscard]] std::atomic<std::uint32_t>& left(int member) const;
   [[nodiscard]] bool everyone_is_gone() const;
@@ -79,7 +80,7 @@ class GroupBlock {
                                                       int destination) const;
   // Called by one of the two members. Throws BadInput if the arena is full.
   [[nodiscard]] ChannelMemory make_messages(const Peers& peers, int source, int destination) const;
-  // Notes that `member` will not use separate blocks any more. Call it before the member is `gone`.
+  // Releases the member's hold on separate blocks. Call it before the member is `gone`.
   void release_hold(const Peers& peers, int member) const;
 
  private:
@@ -92,8 +93,8 @@ class GroupBlock {
 
 class SharedGroup {
  public:
-  // `members`: ranks of the endpoint in the group's order; `block`: where this process sees the
-  // group's block.
+  // `members`: ranks of the endpoint in the group's order; `block`: the group's block as mapped in
+  // this process.
   SharedGroup(const Peers& peers, const Presence& presence, GroupNames names,
               std::vector<int> members, std::byte* block);
 
@@ -110,16 +111,17 @@ class SharedGroup {
 
   // Returns true if the member `number` posts nothing more.
   [[nodiscard]] bool has_departed(int number) const;
-  // Returns true if the member has departed and has said that an exception is the reason.
+  // Returns true if the member has departed because of an exception.
   [[nodiscard]] bool has_left_by_exception(int number) const;
-  // Returns true if the member says that it executes an operation with the execution_word() `word`.
+  // Returns true if the member has published that it executes an operation with the
+  // execution_word() `word`.
   [[nodiscard]] bool executes(int number, std::uint64_t word) const;
 
-  // Sequentially consistent: a thread about to sleep asks (peers.h).
+  // Sequentially consistent, because threads check it before they sleep (peers.h).
   [[nodiscard]] bool has_failed() const {
     return block_.failure().state.load(std::memory_order_seq_cst) != SharedFailure::alive;
   }
-  // If the group has not failed yet, kills it and wakes all threads that wait in it.
+  // If the group has not failed yet, fails it and wakes all threads that wait in it.
   void fail(FailureKind kind, std::string_view text) const;
   // Throws the error of the failed group; `more` is added to the end of the message.
   [[noreturn]] void throw_failure(std::string_view more) const;

@@ -22,13 +22,13 @@ namespace lockstep::shm {
 
 namespace {
 
-// An arena that serves tensors or has done so. Entries are never destroyed, so that reading them
-// needs no lock; an entry whose arena has gone is reused. A lookup that meets a changing entry
-// finds nothing in it, which is correct: the entry of the address it looks for is not changing.
+// An arena that serves tensors or has served tensors. Entries are never destroyed, so that reading
+// them needs no lock; the entry of a destroyed arena is reused. A lookup ignores an entry that is
+// changing, which is correct: the entry of an address that is in use does not change.
 struct Serving {
   std::atomic<std::byte*> begin{nullptr};  // null: no arena
   std::atomic<std::size_t> bytes{0};
-  std::shared_ptr<Arena> arena;  // the mutex guards the rest
+  std::shared_ptr<Arena> arena;  // the mutex guards the members below
   std::size_t most = 0;          // bytes for tensors
   ArenaTensors::Pages pages = ArenaTensors::Pages::when_touched;
   std::size_t used = 0;  // by tensors
@@ -69,10 +69,9 @@ class TensorAllocator final : public c10::Allocator {
 
   [[nodiscard]] bool serves_here() const { return !process_.is_copy_of_parent(); }
 
-  // Returns false if another arena serves.
+  // Returns false if another arena serves tensors.
   bool begin(std::shared_ptr<Arena> arena, std::size_t most, ArenaTensors::Pages pages) {
-    // In a forked child no arena serves, and a thread of the parent may have held the mutex at the
-    // fork.
+    // In a forked child no arena serves tensors, and the mutex may have been locked at the fork.
     if (process_.is_copy_of_parent()) return false;
     std::lock_guard lock(mutex_);
     if (current_ != nullptr) return false;
@@ -88,7 +87,7 @@ class TensorAllocator final : public c10::Allocator {
 
   void end() {
     if (process_.is_copy_of_parent()) return;
-    std::shared_ptr<Arena> gone;  // destroyed after the lock
+    std::shared_ptr<Arena> gone;  // destroyed after unlocking
     std::lock_guard lock(mutex_);
     auto* ended = std::exchange(current_, nullptr);
     ended->has_ended = true;
@@ -180,7 +179,7 @@ class TensorAllocator final : public c10::Allocator {
     if (any) explain_faults();
   }
 
-  // Leaves out pages that an earlier fork handler has mapped there for itself.
+  // Skips pages that an earlier fork handler has mapped there.
   static void close_pages(std::byte* begin, std::size_t bytes) {
     constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
     constexpr std::size_t page = 4096;
@@ -199,7 +198,7 @@ class TensorAllocator final : public c10::Allocator {
     if (sigaction(SIGSEGV, nullptr, &present) != 0 || present.sa_handler != SIG_DFL) return;
     struct sigaction explaining {};
     explaining.sa_sigaction = explain;
-    explaining.sa_flags = SA_SIGINFO | SA_RESETHAND;  // the access is repeated, and ends the child
+    explaining.sa_flags = SA_SIGINFO | SA_RESETHAND;  // the access is repeated and ends the child
     sigaction(SIGSEGV, &explaining, nullptr);
   }
 
@@ -212,7 +211,7 @@ class TensorAllocator final : public c10::Allocator {
     [[maybe_unused]] auto written = ::write(STDERR_FILENO, text.data(), text.size());
   }
 
-  // For functions that must not wait until the object is made.
+  // For functions that must not construct the object.
   static std::atomic<TensorAllocator*>& installed() {
     static constinit std::atomic<TensorAllocator*> allocator{nullptr};
     return allocator;

@@ -2,11 +2,11 @@
 // can read and write them, so that operations on them avoid copies.
 //
 // LibTorch has one CPU allocator per process, which tensors reference during their whole lifetime,
-// so it is installed once and never removed. Only the arena that it takes memory from changes. An
-// arena that served tensors stays mapped until the last of them is gone.
+// so the allocator is installed once and never removed. Only the arena from which it takes memory
+// changes. An arena that served tensors stays mapped until the last of these tensors is destroyed.
 //
-// Invariant: memory is returned to where it came from, regardless of which arena serves now: an
-// address lies in at most one arena, or it belongs to the previous allocator.
+// Invariant: memory is returned to its own allocator, regardless of which arena serves now: an
+// address lies in at most one arena, or belongs to the previous allocator.
 //
 // Thread-safe. A forked child gets all its memory from the previous allocator, and the arena is not
 // mapped there: if it were shared with the parent, tensors of one would change under the other.
@@ -21,21 +21,21 @@ namespace lockstep::shm {
 
 // During the object's lifetime, new CPU tensors of at least `least_bytes` take their memory from
 // the arena, up to `most_bytes` in total and if there is room; all others take it from the previous
-// allocator. If there are several objects at once, the first one serves. sys::return_freed_memory()
-// returns the arena's free pages to the system, too.
+// allocator. If there are several objects at once, the first one is used.
+// sys::return_freed_memory() also returns the arena's free pages to the system.
 class ArenaTensors {
  public:
-  // Copying fewer bytes is faster than looking for them in the arenas.
+  // Smaller tensors are cheaper to copy than to find in the arenas.
   static constexpr std::size_t least_bytes = 64 << 10;
 
-  // When the system provides a tensor's pages. `at_once` costs time, but if memory runs out, making
-  // the tensor fails, as with LibTorch's own allocator, and touching it never does.
+  // When a tensor's pages are allocated. `at_once` costs time, but if memory runs out, making the
+  // tensor throws, as with LibTorch's own allocator, and touching it cannot fail.
   enum class Pages { when_touched, at_once };
 
   ArenaTensors(const std::shared_ptr<Arena>& arena, std::size_t most_bytes,
                Pages pages = Pages::when_touched);
   ~ArenaTensors();
-  // Returns false in a forked child of a process that has had such an object.
+  // Returns false in a forked child if the parent has made an ArenaTensors.
   [[nodiscard]] static bool are_possible();
   ArenaTensors(const ArenaTensors&) = delete;
   ArenaTensors& operator=(const ArenaTensors&) = delete;

@@ -13,8 +13,8 @@ namespace lockstep::shm {
 
 class Watcher {
  public:
-  // Calls on_end(rank) once per peer that ends or closes its socket, and on_nudge(rank) after that
-  // peer's nudge(), from its own thread. `peers` must outlive it.
+  // On its own thread, calls on_end(rank) once for each peer that ends or closes its socket, and
+  // on_nudge(rank) after a nudge() of that peer. `peers` must outlive it.
   Watcher(const Peers& peers, std::function<void(int)> on_end, std::function<void(int)> on_nudge);
   ~Watcher();
   Watcher(const Watcher&) = delete;

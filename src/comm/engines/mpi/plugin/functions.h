@@ -2,9 +2,9 @@
 // bytes.
 //
 // Lockstep links no MPI. For each implementation found at build time, this source (functions.cc) is
-// compiled into one small library, and the engine opens the one whose launcher started the program.
-// The interface is plain C. All calls come from one thread, the one that calls start(); none blocks
-// except start() and stop(). Calls that can fail return 0, or an error code that describe()
+// compiled into one small library, and the engine opens the library whose launcher started the
+// program. The interface is plain C. All calls must come from the thread that calls start(). Only
+// start() and stop() block. Calls that can fail return 0, or an error code that describe()
 // explains.
 #pragma once
 
@@ -44,7 +44,7 @@ struct lockstep_mpi_functions {
 // The only symbol of a plug-in.
 constexpr const char* lockstep_mpi_symbol = "lockstep_mpi_plugin";
 using lockstep_mpi_plugin_function = const lockstep_mpi_functions* (*)(std::uint32_t version);
-// Increased with every change above; a plug-in of another version returns null.
+// Increment it with every change above; a plug-in of another version returns null.
 constexpr std::uint32_t lockstep_mpi_version = 1;
 
 }  // extern "C"
