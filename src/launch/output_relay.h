@@ -222,8 +222,7 @@ class RankOutput {
   void write_log(std::string_view bytes);
 
   int rank_;
-  const int
-      first_source_;  // for the printers: hot spares have no rank
+  const int first_source_;  // for the printers: hot spares have no rank
   Printer* printers_[2];
   SharedFailures& failures_;
   Stream streams_[2];

@@ -54,9 +54,8 @@ struct FlatSlice {
 };
 
 struct FlatOptions {
-  std::int64_t alignment =
-      64;  // bytes: every tensor begins at a multiple of it (a cache line)
-  std::int64_t multiple = 1;  // elements: numel() is padded to a multiple of it (a group's size)
+  std::int64_t alignment = 64;  // bytes: every tensor begins at a multiple of it (a cache line)
+  std::int64_t multiple = 1;    // elements: numel() is padded to a multiple of it (a group's size)
 };
 
 class FlatLayout {

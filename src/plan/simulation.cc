@@ -116,8 +116,7 @@ using Row = std::vector<std::string>;
 Row row_of(const Schedule& schedule, const PipelineTimes& times, const Simulation& simulation,
            std::size_t rank, double cell) {
   const std::vector<Action>& actions = schedule.ranks[rank];
-  const bool has_one_stage =
-      schedule.stages == schedule.rank_count();  // labels omit the stage
+  const bool has_one_stage = schedule.stages == schedule.rank_count();  // labels omit the stage
   Row row;
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const double start = simulation.starts[rank][i];

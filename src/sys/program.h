@@ -45,13 +45,13 @@ class CommandOptions {
   using Take = std::function<void(const std::string& text)>;
 
   struct Option {
-    std::string name;            // "ranks": --ranks
-    std::string value;           // the name of its value in --help: "N"; empty: a flag
-    std::string help;            // empty: the option is not listed
-    std::string standard = {};   // the default value, for --help
-    char letter = 0;             // 'n': also -n
-    std::string flag_word = {};  // a word that may follow a flag as its value
-    std::string group = {};      // the heading in --help; empty: "Options"
+    std::string name;                        // "ranks": --ranks
+    std::string value;                       // the name of its value in --help: "N"; empty: a flag
+    std::string help;                        // empty: the option is not listed
+    std::string standard = {};               // the default value, for --help
+    char letter = 0;                         // 'n': also -n
+    std::string flag_word = {};              // a word that may follow a flag as its value
+    std::string group = {};                  // the heading in --help; empty: "Options"
     std::vector<std::string> synonyms = {};  // names in other programs, only for suggestions
   };
 

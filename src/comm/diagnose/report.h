@@ -64,7 +64,7 @@ struct PeerStatus {
   // The latest call of this channel, or of any channel if this channel has none.
   std::optional<CallRecord> last = {};
   bool last_is_of_channel = true;
-  bool may_have_called_more = false;  // it ended or stopped before publishing all
+  bool may_have_called_more = false;     // it ended or stopped before publishing all
   std::optional<CallRecord> unmet = {};  // a message that its peer has not posted
   std::string stopped_process = {};      // the pid, if the process is stopped
 

@@ -42,8 +42,7 @@ std::shared_ptr<Store> open_c10d(const rank_env::RankInfo& info, Deadline deadli
   options.port = at.port;
   options.isServer = serves;
   options.waitWorkers = false;
-  options.multiTenant =
-      true;  // a second group may need the port while the first still holds it
+  options.multiTenant = true;  // a second group may need the port while the first still holds it
   options.timeout = std::max(
       milliseconds(100), std::min<milliseconds>(std::chrono::ceil<milliseconds>(deadline.left()),
                                                 std::chrono::hours(24)));

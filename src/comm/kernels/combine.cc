@@ -27,9 +27,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #include "comm/kernels/combine_ops.h"
 
-constexpr std::int64_t tile_bytes =
-    4096;  // four ranks' tiles easily fit into the L1 cache
-constexpr int tree_levels = 10;  // a tree of max_ranks leaves, plus one level
+constexpr std::int64_t tile_bytes = 4096;  // four ranks' tiles easily fit into the L1 cache
+constexpr int tree_levels = 10;            // a tree of max_ranks leaves, plus one level
 
 template <typename Wide>
 constexpr std::int64_t tile_elements = tile_bytes / static_cast<std::int64_t>(sizeof(Wide));

@@ -35,7 +35,7 @@ struct Combination {
   DType dtype;
   Op op;
   std::span<const std::byte* const> inputs;  // one per rank, in rank order, at most max_ranks
-  std::span<std::byte* const> outputs;  // each gets the result; may be one of the inputs
+  std::span<std::byte* const> outputs;       // each gets the result; may be one of the inputs
   std::int64_t elements;
   bool stream = false;  // use non-temporal stores
 };

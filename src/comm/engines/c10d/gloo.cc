@@ -163,8 +163,7 @@ class GlooEngine final : public Engine {
   // An operation that is between two receives has nothing pending, and after the connections are
   // closed nothing would wake its next receive. So repeat until no operation is running.
   void close(const std::function<bool()>& are_running) noexcept override {
-    const sys::ErrorInsteadOfSignal quiet(
-        SIGPIPE);  // Gloo's writes to closed sockets raise it
+    const sys::ErrorInsteadOfSignal quiet(SIGPIPE);  // Gloo's writes to closed sockets raise it
     const auto deadline = Deadline::after(longest_close);
     for (;;) {
       group_->fail_pending();

@@ -15,8 +15,7 @@
 namespace lockstep::shm {
 
 struct BackendOptions {
-  Duration timeout =
-      std::chrono::minutes(10);  // of a wait without a call: a full ring, subset()
+  Duration timeout = std::chrono::minutes(10);  // of a wait without a call: a full ring, subset()
   Duration join_timeout = std::chrono::minutes(5);  // time limit for every rank to join
   std::int64_t arena_bytes = 0;  // 0: LOCKSTEP_ARENA, else a share of the host's memory
   // If true, this process's CPU tensors are made in the arena (tensor_allocator.h) while a backend

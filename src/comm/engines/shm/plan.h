@@ -107,9 +107,8 @@ struct Move {
 
 // Lengths in elements.
 struct Cutting {
-  std::int64_t grain = 1;  // shares and segments begin at multiples
-  std::int64_t whole =
-      0;  // at most so many elements: one segment does all parts
+  std::int64_t grain = 1;          // shares and segments begin at multiples
+  std::int64_t whole = 0;          // at most so many elements: one segment does all parts
   std::int64_t least_segment = 1;  // a part is cut into a few segments of such a length,
   std::int64_t most_segment = 1;   // so that late ranks find work left
 };

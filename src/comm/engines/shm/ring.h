@@ -143,8 +143,7 @@ struct alignas(64) Slot {
   std::atomic<std::uint64_t> names{0};
   std::atomic<std::uint64_t> input{0};
   std::atomic<std::uint64_t> output{0};
-  std::atomic<std::uint64_t> line{
-      0};  // of the call site; higher bits: the collective
+  std::atomic<std::uint64_t> line{0};  // of the call site; higher bits: the collective
   alignas(64) sys::SharedText<12> tag;
   sys::SharedText<4> file;
 };
@@ -164,11 +163,7 @@ void begin_write(Slot& slot, std::uint64_t sequence);
 void write(Slot& slot, std::uint64_t sequence, const Descriptor& descriptor, const CallInfo& call,
            const char*& file_in_slot);
 
-enum class Posted {
-  not_yet,
-  yes,
-  complete
-};  // complete: the slot contains a later operation
+enum class Posted { not_yet, yes, complete };  // complete: the slot contains a later operation
 // `descriptor` is set only if the result is `yes`.
 [[nodiscard]] inline Posted read(const Slot& slot, std::uint64_t sequence, Descriptor& descriptor) {
   constexpr auto relaxed = std::memory_order_relaxed;
