@@ -181,8 +181,8 @@ class Peers:
     def start_ranks(self, name, ranks):
         own = [self.options.rank_program, "collectives"]
         if name in ("shm", "lockstep-gloo"):
-            engine = {"LOCKSTEP_BACKEND": name.removeprefix("lockstep-")}
-            return Ranks.start_each(name, own, ranks, variables=engine)
+            backend = {"LOCKSTEP_BACKEND": name.removeprefix("lockstep-")}
+            return Ranks.start_each(name, own, ranks, variables=backend)
         if name == "gloo":
             return Ranks.start_each(name, peer_command(self.python, "collectives.py"), ranks)
         if name == "lockstep-mpi":

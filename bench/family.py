@@ -19,7 +19,7 @@ from option_types import number, words
 WAYS = {
     "one": "--ranks 1",
     "ddp": "--ranks {ranks}",
-    "dp": "--strategy dp --devices {ranks}",
+    "dp": "--strategy threads --devices {ranks}",
     "ps-synchronous": "--strategy ps --servers 1 --workers {ranks}",
     "ps-stale": "--strategy ps --servers 1 --workers {ranks} --staleness 4",
     "ps-asynchronous": "--strategy ps --servers 1 --workers {ranks} --consistency asynchronous",

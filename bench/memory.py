@@ -189,7 +189,7 @@ def limited(options):
     width, depth = options.limited
     limit = int(UNSHARDED_BYTES * depth * (width + 1) * width / MODEL_OVER_LIMIT)
     variables = {**GIVES_BACK, "LOCKSTEP_ARENA": str(limit // 2)}
-    words = words_of(options, options.limited, "--mode", "full", "--dtype", "float32", "--deferred")
+    words = words_of(options, options.limited, "--mode", "full", "--dtype", "float32", "--deferred-init")
     port = free_port()
     with contextlib.ExitStack() as groups:
         folders = [

@@ -1,4 +1,4 @@
-# What Lockstep links: Debian's packages, LibTorch, and which optional engines are there.
+# What Lockstep links: Debian's packages, LibTorch, and which optional backends are there.
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 find_package(fmt REQUIRED)
@@ -15,24 +15,24 @@ if(LOCKSTEP_LIBTORCH)
   pkg_check_modules(tomlplusplus REQUIRED IMPORTED_TARGET tomlplusplus)
   # Its C++ interface changes from one minor version to the next: only those that are tried are taken.
   find_package(LibTorch 2.11...<2.16 REQUIRED)
-  # An engine that cannot be built here is a file no_<engine>.cc in the place of <engine>.cc.
-  set(_lockstep_absent_engines "")
+  # A backend that cannot be built here is a file no_<backend>.cc in the place of <backend>.cc.
+  set(_lockstep_absent_backends "")
   # Gloo lives in libtorch_cpu; its headers (Debian's libgloo-dev) are needed to compile against it, nothing is linked.
   find_path(LOCKSTEP_GLOO_INCLUDE_DIR gloo/algorithm.h)
   if(NOT LOCKSTEP_GLOO_INCLUDE_DIR)
-    list(APPEND _lockstep_absent_engines gloo)
+    list(APPEND _lockstep_absent_backends gloo)
   endif()
   include(LockstepNccl)
   if(LOCKSTEP_HAS_NCCL)
     # The only source that sees CUDA's headers, so it shares neither its compilation nor the precompiled header.
-    set_source_files_properties("${PROJECT_SOURCE_DIR}/src/comm/engines/c10d/nccl.cc" PROPERTIES
+    set_source_files_properties("${PROJECT_SOURCE_DIR}/src/comm/backends/c10d/nccl.cc" PROPERTIES
       COMPILE_DEFINITIONS USE_C10D_NCCL COMPILE_OPTIONS "${LOCKSTEP_NCCL_OPTIONS}"
       SKIP_UNITY_BUILD_INCLUSION ON SKIP_PRECOMPILE_HEADERS ON)
   else()
-    list(APPEND _lockstep_absent_engines nccl)
+    list(APPEND _lockstep_absent_backends nccl)
   endif()
-  list(TRANSFORM _lockstep_absent_engines REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/src/comm/engines/c10d/no_\\1.cc"
+  list(TRANSFORM _lockstep_absent_backends REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/src/comm/backends/c10d/no_\\1.cc"
     OUTPUT_VARIABLE LOCKSTEP_ABSENT_comm)
-  list(JOIN _lockstep_absent_engines "|" LOCKSTEP_PRESENT_FILES_comm)
-  set(LOCKSTEP_PRESENT_FILES_comm "/comm/engines/c10d/(${LOCKSTEP_PRESENT_FILES_comm})\\.cc$")
+  list(JOIN _lockstep_absent_backends "|" LOCKSTEP_PRESENT_FILES_comm)
+  set(LOCKSTEP_PRESENT_FILES_comm "/comm/backends/c10d/(${LOCKSTEP_PRESENT_FILES_comm})\\.cc$")
 endif()

@@ -2,7 +2,7 @@
 include(CMakePackageConfigHelpers)
 
 set(LOCKSTEP_PACKAGE_DIR "${CMAKE_INSTALL_LIBDIR}/cmake/lockstep")
-install(TARGETS ${LOCKSTEP_FLOORS} lockstep_static EXPORT lockstep-static ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+install(TARGETS ${LOCKSTEP_LAYERS} lockstep_static EXPORT lockstep-static ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(EXPORT lockstep-static NAMESPACE lockstep:: DESTINATION "${LOCKSTEP_PACKAGE_DIR}")
 if(TARGET lockstep_shared)
   install(TARGETS lockstep_shared lockstep_agent EXPORT lockstep-shared LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
@@ -27,9 +27,9 @@ install(FILES "${PROJECT_BINARY_DIR}/lockstep-config.cmake" "${PROJECT_BINARY_DI
 # What pkg-config reads: `lockstep`, the shared library, and `lockstep-static`, where each library stands before those that it
 # uses.
 if(LOCKSTEP_LIBTORCH)
-  list(REVERSE LOCKSTEP_FLOORS)
-  list(TRANSFORM LOCKSTEP_FLOORS PREPEND "-l" OUTPUT_VARIABLE LOCKSTEP_PC_LIBRARIES)
-  list(REVERSE LOCKSTEP_FLOORS)
+  list(REVERSE LOCKSTEP_LAYERS)
+  list(TRANSFORM LOCKSTEP_LAYERS PREPEND "-l" OUTPUT_VARIABLE LOCKSTEP_PC_LIBRARIES)
+  list(REVERSE LOCKSTEP_LAYERS)
   list(JOIN LOCKSTEP_PC_LIBRARIES " " LOCKSTEP_PC_LIBRARIES)
   get_target_property(LOCKSTEP_PC_DEFINITIONS LibTorch::cpu INTERFACE_COMPILE_DEFINITIONS)
   list(TRANSFORM LOCKSTEP_PC_DEFINITIONS PREPEND "-D")

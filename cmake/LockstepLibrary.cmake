@@ -1,11 +1,11 @@
-# The library as its users link it: lockstep::static, all floors as static libraries; lockstep::shared, the same objects in
+# The library as its users link it: lockstep::static, all layers as static libraries; lockstep::shared, the same objects in
 # liblockstep.so, which exports what public headers declare; lockstep::lockstep, the shared one where it is built.
 add_library(lockstep_static INTERFACE)
 set_target_properties(lockstep_static PROPERTIES EXPORT_NAME static)
-target_link_libraries(lockstep_static INTERFACE ${LOCKSTEP_FLOORS})
+target_link_libraries(lockstep_static INTERFACE ${LOCKSTEP_LAYERS})
 add_library(lockstep::static ALIAS lockstep_static)
 
-# lockstep_shared_library(TARGET NAME EXPORTS floors...): libNAME.so of the objects of these floors, which exports what is
+# lockstep_shared_library(TARGET NAME EXPORTS layers...): libNAME.so of the objects of these layers, which exports what is
 # visible and in the version script cmake/EXPORTS.
 function(lockstep_shared_library target name exports)
   set(objects ${ARGN})
@@ -32,10 +32,10 @@ if(LOCKSTEP_SHARED AND LOCKSTEP_LIBTORCH)
     lockstep_base lockstep_sys lockstep_store lockstep_rank_env lockstep_launch)
   target_link_libraries(lockstep_agent PRIVATE fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json PkgConfig::sodium)
   set_target_properties(lockstep_agent PROPERTIES EXPORT_NAME agent)
-  set(floors ${LOCKSTEP_FLOORS})
-  list(REMOVE_ITEM floors lockstep_launch)
+  set(layers ${LOCKSTEP_LAYERS})
+  list(REMOVE_ITEM layers lockstep_launch)
   # Instances of other libraries' templates are nobody else's business: cmake/exports.map leaves only lockstep's names.
-  lockstep_shared_library(lockstep_shared lockstep exports.map ${floors})
+  lockstep_shared_library(lockstep_shared lockstep exports.map ${layers})
   add_library(lockstep::shared ALIAS lockstep_shared)
   add_library(lockstep::lockstep ALIAS lockstep_shared)
   list(REMOVE_DUPLICATES LOCKSTEP_PRIVATE_LIBRARIES)

@@ -1,4 +1,4 @@
-# The plug-ins of the engine mpi: one small library of one source for each MPI implementation found. Nothing else links MPI.
+# The plug-ins of the backend mpi: one small library of one source for each MPI implementation found. Nothing else links MPI.
 set(LOCKSTEP_MPI_IMPLEMENTATIONS "")
 foreach(implementation IN ITEMS openmpi mpich)
   string(REPLACE "openmpi" "ompi" package "${implementation}")   # the name of its pkg-config file
@@ -16,7 +16,7 @@ foreach(implementation IN ITEMS openmpi mpich)
   target_link_libraries(lockstep_with_${implementation} INTERFACE lockstep_settings ${LOCKSTEP_${implementation}_LIBRARY})
   target_include_directories(lockstep_with_${implementation} SYSTEM INTERFACE ${${implementation}_INCLUDE_DIRS})
   target_compile_definitions(lockstep_with_${implementation} INTERFACE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
-  add_library(lockstep_mpi_${implementation} MODULE src/comm/engines/mpi/plugin/functions.cc)
+  add_library(lockstep_mpi_${implementation} MODULE src/comm/backends/mpi/plugin/functions.cc)
   target_link_libraries(lockstep_mpi_${implementation} PRIVATE lockstep_with_${implementation})
   set_target_properties(lockstep_mpi_${implementation} PROPERTIES PREFIX "" CXX_VISIBILITY_PRESET hidden
     LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
@@ -25,5 +25,5 @@ foreach(implementation IN ITEMS openmpi mpich)
 endforeach()
 list(JOIN LOCKSTEP_MPI_IMPLEMENTATIONS ", " _lockstep_mpi_found)
 message(STATUS "MPI: ${_lockstep_mpi_found}")
-set_source_files_properties(src/comm/engines/mpi/library.cc PROPERTIES COMPILE_DEFINITIONS
+set_source_files_properties(src/comm/backends/mpi/library.cc PROPERTIES COMPILE_DEFINITIONS
   "LOCKSTEP_MPI_BUILD_FOLDER=\"${PROJECT_BINARY_DIR}/lib\";LOCKSTEP_MPI_INSTALL_FOLDER=\"${CMAKE_INSTALL_FULL_LIBDIR}/lockstep\"")

@@ -1,4 +1,4 @@
-# Whether the engine nccl can be compiled: a LibTorch with CUDA brings NCCL and its adapter, but no headers of CUDA. These
+# Whether the backend nccl can be compiled: a LibTorch with CUDA brings NCCL and its adapter, but no headers of CUDA. These
 # come with a CUDA toolkit, or with the packages nvidia-* that pip installs beside LibTorch. Nothing of CUDA's is linked.
 #
 # Sets LOCKSTEP_HAS_NCCL, and LOCKSTEP_NCCL_OPTIONS for the compiler.

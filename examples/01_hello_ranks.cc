@@ -14,7 +14,7 @@ int main() try {
   ls::Group world = ls::init();
   for (int rank = 0; rank < world.size(); ++rank) {
     if (world.is_root(rank)) {
-      std::printf("hello from rank %d of %d on engine %s\n", rank, world.size(),
+      std::printf("hello from rank %d of %d on backend %s\n", rank, world.size(),
                   std::string(world.backend()).c_str());
       std::fflush(stdout);
     }

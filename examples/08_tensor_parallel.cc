@@ -13,7 +13,7 @@ int main() {
   torch::manual_seed(1);
 
   const ls::models::GptOptions options{
-      .layers = 2, .heads = 4, .width = 64, .block = 16, .vocabulary = 50};
+      .layers = 2, .heads = 4, .hidden_size = 64, .context_length = 16, .vocabulary = 50};
   auto model = ls::deferred([&] { return ls::models::Gpt(options); });
   auto gpt = ls::parallelize(model, mesh, {.sequence_parallel = true});
   ls::optim::AdamW adamw(gpt.parameters(), 3e-3);

@@ -15,7 +15,7 @@
 namespace ls = lockstep;
 
 const ls::models::GptOptions shape{
-    .layers = 4, .heads = 4, .width = 64, .block = 16, .vocabulary = 50};
+    .layers = 4, .heads = 4, .hidden_size = 64, .context_length = 16, .vocabulary = 50};
 
 template <typename Net>
 void train(Net model, const ls::Mesh& mesh, int micro_batches) {

@@ -31,7 +31,7 @@ static torch::Tensor loss_of(Bag& model, const torch::Tensor& ids) {
   return torch::binary_cross_entropy_with_logits(model->forward(ids), is_low.to(torch::kFloat));
 }
 
-static void serve(const ls::ps::Place& place, int staleness) {
+static void serve(const ls::ps::Role& place, int staleness) {
   bool together = staleness < 0;
   ls::ps::Server server(place.meeting, place.number,
                         {.optimizer =
@@ -47,7 +47,7 @@ static void serve(const ls::ps::Place& place, int staleness) {
               report.joined);
 }
 
-static double work(const ls::ps::Place& place) {
+static double work(const ls::ps::Role& place) {
   torch::manual_seed(1);
   Bag model;
   ls::ps::Worker worker(model, place.meeting, place.number, {.by_rows = {"embedding.weight"}});
@@ -71,7 +71,7 @@ static double work(const ls::ps::Place& place) {
 }
 
 int main(int argc, char** argv) try {
-  auto place = ls::ps::place_of_rank(1);  // one server; the other ranks are workers
+  auto place = ls::ps::role_of_rank(1);  // one server; the other ranks are workers
   if (!place.is_server) return work(place) < 0.55 ? 0 : 1;
   serve(place, argc > 1 ? std::atoi(argv[1]) : -1);
   return 0;

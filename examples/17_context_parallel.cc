@@ -12,7 +12,7 @@ int main() {
   ls::Mesh mesh(world, {{"dp", -1}, {"cp", 2}});
   torch::manual_seed(1);
   const ls::models::GptOptions options{
-      .layers = 2, .heads = 4, .width = 64, .block = 64, .vocabulary = 50};
+      .layers = 2, .heads = 4, .hidden_size = 64, .context_length = 64, .vocabulary = 50};
   auto model = ls::deferred([&] { return ls::models::Gpt(options); });
   auto gpt = ls::parallelize(model, mesh, {.context = ls::ContextMethod::ring});
   ls::optim::AdamW adamw(gpt.parameters(), 3e-3);

@@ -13,7 +13,7 @@ int main() {
   torch::manual_seed(1);
 
   const ls::models::MoeOptions options{
-      .gpt = {.layers = 2, .heads = 4, .width = 64, .block = 16, .vocabulary = 50},
+      .gpt = {.layers = 2, .heads = 4, .hidden_size = 64, .context_length = 16, .vocabulary = 50},
       .mixture = {.experts = 4, .capacity_factor = 1.25}};
   auto model = ls::models::Moe(options);
   auto moe = ls::parallelize(model, mesh);

@@ -10,7 +10,7 @@ namespace ls = lockstep;
 int main(int argc, char** argv) {
   return recipe::run(argc, argv, {}, [](const ls::Mesh& mesh, const recipe::Arguments& given) {
     const ls::models::GptOptions shape{
-        .layers = 4, .heads = 4, .width = 64, .block = 16, .vocabulary = 50};
+        .layers = 4, .heads = 4, .hidden_size = 64, .context_length = 16, .vocabulary = 50};
     ls::ParallelModel gpt =
         ls::parallelize(ls::deferred([&] { return ls::models::Gpt(shape); }), mesh,
                         {.activation_checkpointing = {"transformer.h.*"}, .micro_batches = 4});

@@ -12,9 +12,9 @@ int main(int argc, char** argv) {
     const ls::models::LlamaOptions shape{.layers = 4,
                                          .heads = 4,
                                          .key_value_heads = 2,
-                                         .width = 64,
-                                         .hidden = 176,
-                                         .block = 16,
+                                         .hidden_size = 64,
+                                         .intermediate_size = 176,
+                                         .context_length = 16,
                                          .vocabulary = 50};
     auto model = ls::deferred([&] { return ls::models::Llama(shape); });
     auto llama = ls::parallelize(model, mesh,

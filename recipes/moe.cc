@@ -9,9 +9,9 @@ namespace ls = lockstep;
 
 int train(const ls::Mesh& mesh, const recipe::Arguments& given) {
   ls::models::MoeOptions shape{
-      .gpt = {.layers = 2, .heads = 4, .width = 64, .block = 16, .vocabulary = 50}};
+      .gpt = {.layers = 2, .heads = 4, .hidden_size = 64, .context_length = 16, .vocabulary = 50}};
   shape.mixture.experts = 8;
-  shape.mixture.chosen = 2;
+  shape.mixture.top_k = 2;
   shape.mixture.capacity_factor = 1.5;
   auto model = ls::deferred([&] { return ls::models::Moe(shape); });
   ls::ParallelModel moe = ls::parallelize(model, mesh, {.micro_batches = 4});

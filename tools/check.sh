@@ -87,7 +87,7 @@ build_precompiled_headers() {
 
 lint_sources() {
   local name
-  for name in floors shape links snippets words public_headers mutants paths; do python3 "tools/lint/$name.py"; done
+  for name in layers shape links snippets words public_headers mutants paths; do python3 "tools/lint/$name.py"; done
   ensure_ready
   local tool; tool="$(clang_tool clang-tidy)"
   if [ "${1:-}" = --quick ]; then

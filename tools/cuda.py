@@ -25,7 +25,7 @@ VERSIONS = ("2.11.0", "2.12.0", "2.13.0", "2.14.0", "2.15.0")
 # Of all wheels of LibTorch the smallest.
 SMALLEST = ("--only-binary=:all:", "--python-version=3.12", "--platform=macosx_11_0_arm64", "--platform=macosx_14_0_arm64")
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SOURCE = ROOT / "src/comm/engines/c10d/nccl.cc"
+SOURCE = ROOT / "src/comm/backends/c10d/nccl.cc"
 # LibTorch's build writes this one; a wheel for the CPU does not have it.
 MADE_HEADER = "c10/cuda/impl/cuda_cmake_macros.h"
 SKIPPED = 77

@@ -53,8 +53,8 @@ void run(int argc, char** argv) {
   const auto dtype = argc > 2 && argv[2] == std::string("bf16") ? at::kBFloat16 : at::kFloat;
   const ls::models::GptOptions shape{.layers = number(argc, argv, 3, 12),
                                      .heads = number(argc, argv, 4, 768) / 64,
-                                     .width = number(argc, argv, 4, 768),
-                                     .block = number(argc, argv, 6, 512),
+                                     .hidden_size = number(argc, argv, 4, 768),
+                                     .context_length = number(argc, argv, 6, 512),
                                      .vocabulary = 50304};
   torch::manual_seed(1);
   ls::models::Gpt net(shape);
@@ -62,13 +62,15 @@ void run(int argc, char** argv) {
   ls::ParallelModel model = ls::parallelize(net, mesh);
   torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(3e-4));
   const std::int64_t rows = number(argc, argv, 5, 8);
-  const at::Tensor all =
-      (at::arange(rows * (shape.block + 1)) * 7919 % 50257).view({rows, shape.block + 1}).to(gpu);
+  const at::Tensor all = (at::arange(rows * (shape.context_length + 1)) * 7919 % 50257)
+                             .view({rows, shape.context_length + 1})
+                             .to(gpu);
   std::vector<double> times;
   double loss = 0;
   for (int step = 0; step < warm_up + measured; ++step) {
-    const double time = milliseconds_of_step(model, optimizer, all.narrow(1, 0, shape.block),
-                                             all.narrow(1, 1, shape.block), loss);
+    const double time =
+        milliseconds_of_step(model, optimizer, all.narrow(1, 0, shape.context_length),
+                             all.narrow(1, 1, shape.context_length), loss);
     if (step >= warm_up) times.push_back(time);
   }
   std::ranges::sort(times);

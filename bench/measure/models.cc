@@ -43,8 +43,8 @@ BenchModel make_mlp(const ModelSize& size) {
 BenchModel make_gpt(const ModelSize& size) {
   models::Gpt gpt(models::GptOptions{.layers = size.depth,
                                      .heads = gpt_heads,
-                                     .width = size.width,
-                                     .block = gpt_block,
+                                     .hidden_size = size.width,
+                                     .context_length = gpt_block,
                                      .vocabulary = gpt_vocabulary,
                                      .bias = true});
   std::int64_t rows = size.rows > 0 ? size.rows : gpt_rows;

@@ -86,8 +86,8 @@ class GptSteps {
     models::GptOptions options;
     options.layers = 4;
     options.heads = 4;
-    options.width = 256;
-    options.block = 128;
+    options.hidden_size = 256;
+    options.context_length = 128;
     options.vocabulary = 512;
     return options;
   }

@@ -3,7 +3,7 @@
 // anyway.
 //
 //   build/release/bench/shm_check
-#include "comm/engines/shm/ring.h"
+#include "comm/backends/shm/ring.h"
 
 #include <benchmark/benchmark.h>
 

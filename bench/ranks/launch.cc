@@ -72,7 +72,7 @@ void step_in(Group& world, std::int64_t round, const std::filesystem::path& fold
 
 // FOLDER: makes steps until the file `stop` exists, in as many rounds as necessary.
 int step_on(const Words& words) {
-  ElasticState state({.reserve = true});
+  ElasticState state({.hot_spares = true});
   const bool is_done =
       elastic(state, [&](ElasticState& in) { step_in(in.group(), in.round(), words.at(0)); });
   return is_done ? 0 : 1;

@@ -50,7 +50,7 @@ std::vector<std::string> machine_simd() {
                   static_cast<std::uint64_t>(HWY_ATTAINABLE_TARGETS));
 }
 
-std::vector<std::string> engines() {
+std::vector<std::string> backends() {
   std::vector<std::string> names;
   if (*build::libtorch_version != '\0') names = {"local", "shm"};
   if (build::gloo) names.push_back("gloo");
@@ -70,7 +70,7 @@ Facts build_facts() {
           {"libtorch", text_or_null(build::libtorch_version)},
           {"libtorch_folder", text_or_null(build::libtorch_folder)},
           {"cuda", build::cuda},
-          {"engines", engines()},
+          {"backends", backends()},
           {"simd", compiled_simd()}};
 }
 

@@ -131,7 +131,8 @@ void declare(CommandOptions& options, launch::WorkerSpec& spec, std::string& nod
   add("max-restarts", "K", number_into(spec.max_restarts, 0, 1'000'000), "0",
       "How often a rank may fail before the run fails; each time, all ranks start again as a new "
       "round");
-  add("reserve", "N", number_into(spec.reserve, 0, most_ranks), std::to_string(spec.reserve),
+  add("hot-spares", "N", number_into(spec.hot_spares, 0, most_ranks),
+      std::to_string(spec.hot_spares),
       "With --max-restarts: hot spare processes that replace lost ranks, if the program supports "
       "them");
   add("hung-after", "TIME", hung_after_into(spec.hung_after), "0",

@@ -1,5 +1,5 @@
 #include "base/log.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 
 #include <spdlog/logger.h>
 #include <spdlog/sinks/stdout_sinks.h>
@@ -69,7 +69,7 @@ bool is_shown(Level level) noexcept { return logger().should_log(to_spdlog(level
 void write(Level level, std::string_view pattern,
            std::span<const FormatArgument> arguments) noexcept {
   try {
-    logger().log(to_spdlog(level), visible_line(formatted_from(pattern, arguments)));
+    logger().log(to_spdlog(level), escaped_line(formatted_from(pattern, arguments)));
   } catch (const std::exception&) {
     std::fputs("lockstep: a log line could not be written\n", stderr);
   }

@@ -11,7 +11,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/device.h>
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
@@ -32,8 +32,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Throws CommonFailure unless `of` has the same ranks as the saver's group: the same name on all
-// ranks of the saver's group, and the same size.
+// Throws CollectiveFailure unless `of` has the same ranks as the saver's group: the same name on
+// all ranks of the saver's group, and the same size.
 void check_same_ranks(Group& group, const Group& of) {
   const auto own = static_cast<std::int64_t>(fingerprint(of.name()));
   std::vector<std::int64_t> all(static_cast<std::size_t>(group.size()));
@@ -41,7 +41,7 @@ void check_same_ranks(Group& group, const Group& of) {
       .all_gather(at::from_blob(all.data(), {group.size()}, at::kLong),
                   at::full({1}, own, at::kLong), part_call)
       .wait();
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     check(of.size() == group.size() && of.rank() == group.rank() &&
               std::ranges::count(all, own) == group.size(),
           "AsyncSaver: expected a handle of the group that it was made for, rank {} of {}, found "
@@ -79,11 +79,11 @@ struct AsyncSaver::State {
   }
 
   // Collective. Starts the writing thread; it begins to write when all ranks have started theirs.
-  // If a rank cannot start its thread, throws CommonFailure.
+  // If a rank cannot start its thread, throws CollectiveFailure.
   void start(const fs::path& out) {
     std::promise<bool> all;
     try {
-      together(group, [&] {
+      run_on_all_or_fail(group, [&] {
         thread = sys::Thread("checkpoint", [this, out, go = all.get_future().share()] {
           if (go.get()) write(out);
         });
@@ -105,7 +105,7 @@ struct AsyncSaver::State {
     return std::exchange(error, nullptr);
   }
 
-  const sys::OwnProcess process;
+  const sys::ForkAware process;
   Group group;
   std::shared_ptr<void> snapshot;
   std::size_t room = 0, used = 0;
@@ -135,7 +135,7 @@ fs::path AsyncSaver::save(const fs::path& out, const Handle& handle,
   check_same_ranks(group, handle.group());
   Content content = content_of(group, handle, optimizer, state, options);
   check_place(group, out, content);
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     state_->used = content.snapshot_bytes();
     state_->make_room(state_->used);
     content.take_snapshot({static_cast<std::byte*>(state_->snapshot.get()), state_->used});

@@ -14,7 +14,7 @@
 #include "sys/files.h"
 
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/schedule.h>
 
@@ -213,12 +213,12 @@ Content content_of(Group& group, const Handle& handle, const torch::optim::Optim
                    const TrainingState& state, const SaveOptions& options) {
   std::vector<FilePart> model, ignored, own, kept;
   Content content;
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     check_asked(state, options);
     std::vector<Part> parts = handle.state_parts();
     model = model_parts(parts, /*aliases=*/false);
     ignored = ignored_parts(parts, group.rank());
-    own = own_parts(options.own, group.rank());
+    own = own_parts(options.per_rank, group.rank());
     kept = optimizer_parts(optimizer, handle);
     content.json = layout_json(state, options, group.size());
     content.json.mesh = axes_of(handle, group.size());
@@ -238,7 +238,7 @@ Content content_of(Group& group, const Handle& handle, const torch::optim::Optim
   add(ignored_file, std::move(ignored), sharding);
   add(own_file, std::move(own), {.files = 1});
   add(random_file, random_parts(group.rank()), {.files = 1});
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     if (!group.is_root()) return;
     content.json.parts = parts_text(content.files.front().tensors.by_rank());
     (void)json_text(content.json);  // throws if the text is now too long
@@ -247,7 +247,7 @@ Content content_of(Group& group, const Handle& handle, const torch::optim::Optim
 }
 
 void check_place(Group& group, const fs::path& out, const Content& content) {
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     if (group.is_root()) check_folder(out, out / content.name);
   });
 }
@@ -256,7 +256,7 @@ fs::path write_content(Group& group, const fs::path& out, Content& content) {
   fs::path folder = out / content.name;
   std::string word;
   std::optional<PartialFolder> own;
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     if (!group.is_root()) return;
     check_folder(out, folder);
     sys::make_directories(out);
@@ -267,7 +267,7 @@ fs::path write_content(Group& group, const fs::path& out, Content& content) {
   });
   const fs::path partial = out / partial_name(content.name, broadcast_text(group, std::move(word)));
   for (PlannedFile& file : content.files) write_parts(group, partial / file.name, file.tensors);
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     if (!group.is_root()) return;
     seal(content.json, partial);
     sys::AtomicFile::write(partial / layout_file, json_text(content.json));
@@ -289,13 +289,13 @@ fs::path save(const fs::path& out, const Handle& handle, const torch::optim::Opt
 void save_model(const fs::path& path, const Handle& handle, const ModelOptions& options) {
   Group group = handle.group();
   std::vector<FilePart> parts;
-  together(group, [&] { parts = model_parts(handle.state_parts(), options.aliases); });
+  run_on_all_or_fail(group, [&] { parts = model_parts(handle.state_parts(), options.aliases); });
   PlannedTensors file(group, std::move(parts), options.metadata);
   const std::string name = path.filename().string();
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   std::string word;
   std::optional<SaveLock> lock;
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     if (!group.is_root()) return;
     check(!name.empty(), "save_model: expected the name of a file, found {}", path.string());
     check_input(fs::is_directory(folder), "{}: expected a folder to save a model in, found none",
@@ -311,7 +311,7 @@ void save_model(const fs::path& path, const Handle& handle, const ModelOptions& 
     if (group.is_root()) fs::remove(partial, nothing_more_to_do);
   });
   write_parts(group, partial, file);
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     if (group.is_root() && options.before_naming) options.before_naming();
     if (group.is_root()) sys::rename_durably(partial, path);
     lock.reset();  // removed before other ranks look into the folder

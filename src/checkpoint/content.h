@@ -42,25 +42,25 @@ struct Content {
                                      int ranks);
 
 // Collective. The result refers to the tensors of handle and optimizer until a snapshot is taken.
-// Throws CommonFailure for data that cannot be saved.
+// Throws CollectiveFailure for data that cannot be saved.
 [[nodiscard]] Content content_of(Group& group, const Handle& handle,
                                  const torch::optim::Optimizer& optimizer,
                                  const TrainingState& state, const SaveOptions& options);
 
-// Collective. Throws CommonFailure if such a checkpoint cannot be written into `out` because it, or
-// a newer one, exists. Reads the folder and changes nothing.
+// Collective. Throws CollectiveFailure if such a checkpoint cannot be written into `out` because
+// it, or a newer one, exists. Reads the folder and changes nothing.
 void check_place(Group& group, const std::filesystem::path& out, const Content& content);
 
-// Collective. Writes the folder and removes older ones; returns its path. Throws CommonFailure if a
-// rank failed; all new files are then removed.
+// Collective. Writes the folder and removes older ones; returns its path. Throws CollectiveFailure
+// if a rank failed; all new files are then removed.
 std::filesystem::path write_content(Group& group, const std::filesystem::path& out,
                                     Content& content);
 
 // Not collective. Copies a checkpoint with another division into files: writes the folder `to`, as
 // save() does, with the tensors and layout.json of the folder `from`, whose checksums are compared
 // first. Needs memory for the largest tensor. `to` must not exist; if its name is that of a step,
-// the step must be the checkpoint's. Throws BadInput for a damaged checkpoint, and CommonFailure if
-// writing fails; all new files are then removed.
+// the step must be the checkpoint's. Throws BadInput for a damaged checkpoint, and
+// CollectiveFailure if writing fails; all new files are then removed.
 void reshard(const std::filesystem::path& from, const std::filesystem::path& to,
              const Sharding& sharding);
 

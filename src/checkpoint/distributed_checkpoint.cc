@@ -1,7 +1,7 @@
 #include "checkpoint/distributed_checkpoint.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/torch_values.h"
 #include "module/tensors.h"
@@ -75,12 +75,12 @@ std::size_t check_cover(const std::string& name, std::span<const std::int64_t> s
     for (const std::size_t j : open) {
       ++compared;
       check_input(!overlap(boxes[i], boxes[j]), "parts {} and {} of '{}' overlap",
-                  layout::describe(boxes[j]), layout::describe(boxes[i]), visible(name));
+                  layout::describe(boxes[j]), layout::describe(boxes[i]), escaped(name));
     }
     open.push_back(i);
   }
   check_input(covered == layout::numel_of(sizes),
-              "the number of elements in the parts of '{}' is {}, expected {}", visible(name),
+              "the number of elements in the parts of '{}' is {}, expected {}", escaped(name),
               covered, layout::numel_of(sizes));
   return compared;
 }
@@ -198,7 +198,7 @@ at::ScalarType dtype_in(const Pickle& pickle, Ref properties) {
 }
 
 std::string shown_part(const std::string& name, const std::vector<std::int64_t>& offsets) {
-  return formatted("'{}' at [{}]", visible(name), listed(offsets, ", "));
+  return formatted("'{}' at [{}]", escaped(name), listed(offsets, ", "));
 }
 
 DistributedFolder::Entry tensor_entry(const Pickle& pickle, const std::string& name, Ref object) {
@@ -214,18 +214,18 @@ DistributedFolder::Entry tensor_entry(const Pickle& pickle, const std::string& n
   const std::vector<Ref>& chunks = pickle[tensor.at("chunks", Kind::list)].items;
   std::vector<Box> boxes;
   check_input(chunks.size() <= most_chunks, "'{}': expected at most {} parts, found {}",
-              visible(name), most_chunks, chunks.size());
+              escaped(name), most_chunks, chunks.size());
   for (const Ref chunk : chunks) {
     const Attributes box(pickle, chunk, chunk_class);
     const Box found{box.sizes("offsets"), box.sizes("sizes")};
     check_input(
         found.offsets.size() == entry.sizes.size() && found.sizes.size() == entry.sizes.size(),
-        "'{}': expected parts with as many dims as the tensor, {}", visible(name),
+        "'{}': expected parts with as many dims as the tensor, {}", escaped(name),
         entry.sizes.size());
     for (std::size_t dim = 0; dim < found.sizes.size(); ++dim)
       check_input(found.offsets[dim] <= entry.sizes[dim] &&
                       found.sizes[dim] <= entry.sizes[dim] - found.offsets[dim],
-                  "a part of '{}' does not fit into sizes [{}]", visible(name),
+                  "a part of '{}' does not fit into sizes [{}]", escaped(name),
                   listed(entry.sizes, ", "));
     if (found.empty())
       entry.empty.insert(found.offsets);
@@ -242,7 +242,7 @@ std::string file_name_in(const Attributes& info) {
   std::string name = info.text("relative_path");
   check_input(!name.empty() && name.find('/') == std::string::npos &&
                   name.find('\0') == std::string::npos && name != "." && name != "..",
-              "expected a file in this folder, found '{}'", visible(name));
+              "expected a file in this folder, found '{}'", escaped(name));
   return name;
 }
 
@@ -271,14 +271,14 @@ void DistributedFolder::read_tensors(const Pickle& pickle, Ref metadata) {
     const bool is_bytes = pickle.called(items[i + 1]) == bytes_class;
     Entry entry = is_bytes ? Entry{} : tensor_entry(pickle, name, items[i + 1]);
     check_input(entries_.emplace(name, std::move(entry)).second,
-                "expected different names, found two entries named '{}'", visible(name));
+                "expected different names, found two entries named '{}'", escaped(name));
   }
 }
 
 void DistributedFolder::read_places(const Pickle& pickle, Ref metadata) {
   const Attributes root(pickle, metadata, root_class);
   const std::vector<Ref>& items = pickle[root.at("storage_data", Kind::dict)].items;
-  std::map<std::pair<std::string, std::vector<std::int64_t>>, Place*> wanted;
+  std::map<std::pair<std::string, std::vector<std::int64_t>>, StoredRange*> wanted;
   for (auto& [name, entry] : entries_) {
     if (!entry.is_tensor) wanted[{name, {}}] = &entry.place;
     for (Chunk& chunk : entry.chunks) wanted[{name, chunk.box.offsets}] = &chunk.place;
@@ -324,7 +324,7 @@ void DistributedFolder::read_paths(const Pickle& pickle, Ref metadata) {
         const Pickle::Node& node = pickle[key];
         check_input(node.kind == Kind::text || node.kind == Kind::integer,
                     "'{}': expected a path of strings and integers, found {}",
-                    visible(entry->first), name_of(node.kind));
+                    escaped(entry->first), name_of(node.kind));
         entry->second.path.push_back(node.kind == Kind::text ? c10::IValue(std::string(node.text))
                                                              : c10::IValue(node.integer));
       }
@@ -339,13 +339,13 @@ void DistributedFolder::read_paths(const Pickle& pickle, Ref metadata) {
 
 void DistributedFolder::check_complete() const {
   for (const auto& [name, entry] : entries_) {
-    check_input(entry.is_tensor || !entry.place.file.empty(), "no file has '{}'", visible(name));
+    check_input(entry.is_tensor || !entry.place.file.empty(), "no file has '{}'", escaped(name));
     for (const Chunk& chunk : entry.chunks)
       check_input(!chunk.place.file.empty(), "no file has {}", shown_part(name, chunk.box.offsets));
   }
 }
 
-c10::IValue DistributedFolder::read(const Place& place) const {
+c10::IValue DistributedFolder::read(const StoredRange& place) const {
   std::shared_ptr<const TorchSource>& file = files_[place.file];
   const fs::path path = folder_ / place.file;
   if (file == nullptr) file = std::make_shared<const TorchSource>(path, how_);
@@ -416,7 +416,7 @@ c10::IValue read_distributed_checkpoint(const fs::path& folder, TorchReading how
   for (const auto* item : from.in_order()) {
     const auto& [name, entry] = *item;
     check_input(entry.path.size() <= 32, "{}: '{}' nests deeper than 32", folder.string(),
-                visible(name));
+                escaped(name));
     Dict place = all;
     for (std::size_t i = 0; i + 1 < entry.path.size(); ++i) {
       const auto found = place.find(entry.path[i]);
@@ -426,13 +426,13 @@ c10::IValue read_distributed_checkpoint(const fs::path& folder, TorchReading how
         place = next;
       } else {
         check_input(found->value().isGenericDict(), "{}: '{}' lies within another entry",
-                    folder.string(), visible(name));
+                    folder.string(), escaped(name));
         place = found->value().toGenericDict();
       }
     }
     // A leaf that is itself a dict was saved as one value.
     check_input(place.insert(entry.path.back(), from.value(entry)).second,
-                "{}: '{}' has the path of another entry", folder.string(), visible(name));
+                "{}: '{}' has the path of another entry", folder.string(), escaped(name));
   }
   return with_lists(all);
 }

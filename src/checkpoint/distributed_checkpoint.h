@@ -24,13 +24,13 @@ namespace lockstep::checkpoint {
 
 class DistributedFolder {
  public:
-  struct Place {
+  struct StoredRange {
     std::string file;  // in the folder
     FileRange range;
   };
   struct Chunk {
     layout::Box box;  // of the whole tensor
-    Place place;
+    StoredRange place;
   };
   struct Entry {
     bool is_tensor = false;
@@ -38,7 +38,7 @@ class DistributedFolder {
     std::vector<std::int64_t> sizes;
     std::vector<Chunk> chunks;                  // of a tensor: each element is in one chunk
     std::set<std::vector<std::int64_t>> empty;  // offsets of parts without elements
-    Place place;                                // of a value that is not a tensor
+    StoredRange place;                          // of a value that is not a tensor
     std::vector<c10::IValue> path;  // keys that lead to it: strings, and indices of lists
   };
 
@@ -68,7 +68,7 @@ class DistributedFolder {
   void read_places(const Pickle& pickle, Pickle::Ref metadata);
   void read_paths(const Pickle& pickle, Pickle::Ref metadata);
   void check_complete() const;
-  [[nodiscard]] c10::IValue read(const Place& place) const;
+  [[nodiscard]] c10::IValue read(const StoredRange& place) const;
 
   const std::filesystem::path folder_;
   const TorchReading how_;

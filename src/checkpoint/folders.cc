@@ -1,7 +1,7 @@
 #include "checkpoint/folders.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "sys/files.h"
 #include "sys/random_bytes.h"
 
@@ -68,7 +68,7 @@ std::string first_line(const fs::path& file) {
   std::ifstream text(file);
   std::string line;
   std::getline(text, line);
-  return visible(line, 80);
+  return escaped(line, 80);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #include "checkpoint/layout_json.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/safetensors_header.h"
@@ -66,7 +66,7 @@ class JsonFields {
       fail(formatted("{}: expected an object of strings, found {}", key, shown(object)));
     for (const auto& [name, value] : object.items()) {
       if (!value.is_string())
-        fail(formatted("{}.{}: expected a string, found {}", key, visible(name), shown(value)));
+        fail(formatted("{}.{}: expected a string, found {}", key, escaped(name), shown(value)));
       texts[name] = value.get<std::string>();
     }
     return texts;
@@ -87,7 +87,7 @@ class JsonFields {
                              return one.is_string();
                            });
       if (!is_list)
-        fail(formatted("{}.{}: expected a list of strings, found {}", key, visible(name),
+        fail(formatted("{}.{}: expected a list of strings, found {}", key, escaped(name),
                        list.is_array() ? "other values in it" : shown(list)));
       lists[name] = list.template get<std::vector<std::string>>();
     }
@@ -107,7 +107,7 @@ class JsonFields {
       if (!is_axis)
         fail(formatted(
             "{}: expected {{\"axis\": NAME, \"size\": 1 to {}}}, found {}", key, most,
-            visible(axis.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), 80)));
+            escaped(axis.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), 80)));
       axes.push_back({axis["axis"].get<std::string>(), axis["size"].get<int>()});
     }
     return axes;
@@ -142,7 +142,7 @@ class JsonFields {
 
   static std::string shown(const nlohmann::json& value) {
     if (value.is_structured()) return value.is_array() ? "a list" : "an object";
-    return visible(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), 80);
+    return escaped(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), 80);
   }
 
   const fs::path path_;
@@ -150,7 +150,7 @@ class JsonFields {
 };
 
 void check_text(const std::string& key, const std::string& text) {
-  check(is_utf8(text), "checkpoint: {} must be UTF-8, found '{}'", key, visible(text));
+  check(is_utf8(text), "checkpoint: {} must be UTF-8, found '{}'", key, escaped(text));
 }
 
 nlohmann::json texts_of(const char* key, const Metadata& texts) {
@@ -173,7 +173,7 @@ std::map<std::string, double> numbers_in(const JsonFields& fields) {
     std::optional<double> number = number_in(text);
     if (!number)
       fields.fail(
-          formatted("numbers.{}: expected a number, found '{}'", visible(name), visible(text, 80)));
+          formatted("numbers.{}: expected a number, found '{}'", escaped(name), escaped(text, 80)));
     numbers[name] = *number;
   }
   return numbers;
@@ -272,7 +272,7 @@ void check_sealed(const LayoutJson& json, const fs::path& folder) {
     check_input(found == noted,
                 "{}: is not the file that {} was saved with: expected a header with crc32 {}, "
                 "found {}",
-                (folder / name).string(), layout_file, visible(noted, 16), found);
+                (folder / name).string(), layout_file, escaped(noted, 16), found);
   }
 }
 
@@ -330,7 +330,7 @@ LayoutJson parse_json_text(const fs::path& folder, const std::string& text) {
   for (const auto& [name, noted] : json.files)
     if (!is_name_in_folder(name))
       fields.fail(formatted("files: expected names of files in this folder, found '{}'",
-                            visible(name, 200)));
+                            escaped(name, 200)));
   fields.check_checksum();
   return json;
 }
@@ -344,7 +344,7 @@ void verify(const std::filesystem::path& folder) {
   Group alone;
   try {
     verify(alone, folder);
-  } catch (const CommonFailure& failure) {
+  } catch (const CollectiveFailure& failure) {
     throw BadInput(failure.what());
   }
 }

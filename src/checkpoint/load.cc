@@ -1,6 +1,6 @@
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "checkpoint/distributed_checkpoint.h"
 #include "checkpoint/file_part.h"
 #include "checkpoint/folders.h"
@@ -13,7 +13,7 @@
 #include "module/tensors.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/schedule.h>
 
@@ -46,13 +46,13 @@ struct TextIn {
     std::optional<std::int64_t> value = parse_integer(text(name));
     check_input(value && *value >= 0,
                 "layout.json: {}.{}: expected an integer of at least 0, found '{}'", of, name,
-                visible(text(name), 80));
+                escaped(text(name), 80));
     return *value;
   }
   [[nodiscard]] double number(const std::string& name, const std::string& word) const {
     std::optional<double> value = number_in(word);
     check_input(value && std::isfinite(*value), "layout.json: {}.{}: expected a number, found '{}'",
-                of, name, visible(word, 80));
+                of, name, escaped(word, 80));
     return *value;
   }
 };
@@ -96,8 +96,9 @@ struct Beside {
 Beside fitting(const LayoutJson& json, const LoadOptions& options) {
   check_is_wanted("scheduler", json.scheduler.has_value(), options.scheduler != nullptr);
   check_is_wanted("scaler", json.scaler.has_value(), options.scaler != nullptr);
-  check_input(!has_file(json, own_file) || options.own != nullptr,
-              "the checkpoint has tensors of each rank's own, but LoadOptions::own is not set");
+  check_input(
+      !has_file(json, own_file) || options.per_rank != nullptr,
+      "the checkpoint has tensors of each rank's own, but LoadOptions::per_rank is not set");
   Beside beside{.state = json.state, .scheduler = {}, .scaler = {}};
   if (json.scheduler) {
     beside.scheduler = scheduler_state(*json.scheduler);
@@ -127,12 +128,12 @@ SeenFiles seen_by_other(const fs::path& folder, const std::string& text_of_root)
 
 SeenJson read_json(Group& group, const fs::path& folder) {
   std::string text;
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     if (group.is_root()) text = read_json_text(folder);
   });
   text = broadcast_text(group, std::move(text));
   SeenJson found;
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     found.json = parse_json_text(folder, text);
     if (!group.is_root()) found.seen = seen_by_other(folder, text);
   });
@@ -154,14 +155,14 @@ struct Files {
 };
 
 Files open_files(Group& group, const fs::path& folder, const SeenJson& of) {
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     if (group.is_root()) check_sealed(of.json, folder);
   });
   const auto reader = [&](const char* name) { return PartsReader(group, folder / name, of.seen); };
   Files files{reader(model_file), reader(optimizer_file), reader(random_file), {}, {}};
   if (has_file(of.json, ignored_file)) files.ignored.emplace(group, folder / ignored_file, of.seen);
   if (has_file(of.json, own_file)) files.own.emplace(group, folder / own_file, of.seen);
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     if (!group.is_root()) return;
     for (const PartsReader* opened : files.all()) check_noted(of.json, opened->files());
     check_random_states(files.random, of.json.state.ranks);
@@ -188,13 +189,13 @@ TrainingState load(const fs::path& folder, Handle& handle, torch::optim::Optimiz
   Group group = handle.group();
   const SeenJson found = read_json(group, folder);
   Beside beside;
-  together(group, [&] { beside = fitting(found.json, options); });
+  run_on_all_or_fail(group, [&] { beside = fitting(found.json, options); });
   const bool same_ranks = beside.state.ranks == group.size();
   Files files = open_files(group, folder, found);
   PartsReader* ignored = files.ignored ? &*files.ignored : nullptr;
   std::vector<Part> state;
-  together(group, [&] {
-    state = handle.parts_to_load();
+  run_on_all_or_fail(group, [&] {
+    state = handle.mutable_state_parts();
     if (ignored == nullptr) check_nothing_ignored(state);
   });
   check_model_fits(state, files.model);
@@ -209,7 +210,7 @@ TrainingState load(const fs::path& folder, Handle& handle, torch::optim::Optimiz
   read_model(handle, files.model, ignored);
   if (beside.scheduler) options.scheduler->load_state(*beside.scheduler);
   if (beside.scaler) options.scaler->load_state(*beside.scaler);
-  if (options.own != nullptr) *options.own = std::move(own);
+  if (options.per_rank != nullptr) *options.per_rank = std::move(own);
   if (same_ranks) load_random_state(files.random);
   count(files, options.counts);
   return beside.state;
@@ -220,7 +221,7 @@ std::optional<TrainingState> load_latest(const fs::path& out, Handle& handle,
                                          const LoadOptions& options) {
   Group group = handle.group();
   std::string name;
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     if (!group.is_root()) return;
     if (std::optional<fs::path> newest = latest_checkpoint(out)) name = newest->filename().string();
   });
@@ -242,7 +243,7 @@ void load_model(const fs::path& path, Handle& handle, bool verify) {
   Group group = handle.group();
   PartsReader model(group, path);
   std::vector<Part> state;
-  together(group, [&] { state = handle.parts_to_load(); });
+  run_on_all_or_fail(group, [&] { state = handle.mutable_state_parts(); });
   check_model_fits(state, model);
   if (verify) model.verify();
   read_model(handle, model, nullptr);
@@ -266,7 +267,7 @@ class DistributedModel {
         const DistributedFolder::Entry& entry = folder_.entries().at(name);
         check_input(entry.is_tensor && entry.sizes == part.slice.sizes &&
                         entry.dtype == part.tensor.scalar_type(),
-                    "{}: '{}': expected a tensor of {} [{}], found {} [{}]", shown_, visible(name),
+                    "{}: '{}': expected a tensor of {} [{}], found {} [{}]", shown_, escaped(name),
                     c10::toString(part.tensor.scalar_type()), listed(part.slice.sizes, ", "),
                     c10::toString(entry.dtype), listed(entry.sizes, ", "));
         known.insert(name);
@@ -278,7 +279,7 @@ class DistributedModel {
   void check_all_known(const std::set<std::string>& known) const {
     for (const auto& [name, entry] : folder_.entries())
       check_input(!name.starts_with(prefix_) || known.contains(name),
-                  "{}: '{}' is a tensor that the model does not have", shown_, visible(name));
+                  "{}: '{}' is a tensor that the model does not have", shown_, escaped(name));
   }
 
   // The folder has a tied tensor under each of its names, so the first name is enough.
@@ -305,7 +306,7 @@ class DistributedModel {
     for (const std::string& alias : part.aliases) names.push_back(prefix_ + alias);
     std::erase_if(names, [&](const auto& name) { return !folder_.entries().contains(name); });
     check_input(!names.empty(), "{}: expected a tensor '{}', found none", shown_,
-                visible(prefix_ + part.name));
+                escaped(prefix_ + part.name));
     return names;
   }
 
@@ -320,14 +321,14 @@ void load_distributed_model(const std::filesystem::path& folder, Handle& handle,
   Group group = handle.group();
   std::optional<DistributedModel> model;
   std::set<std::string> known;
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     model.emplace(folder, key);
-    known = model->check_fits(handle.parts_to_load());
+    known = model->check_fits(handle.mutable_state_parts());
   });
   known = names_of_all(group, known);
-  together(group, [&] { model->check_all_known(known); });
+  run_on_all_or_fail(group, [&] { model->check_all_known(known); });
   const LoadScope scope = handle.loading();
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     for (const Part& part : scope)
       if (part.kind != PartKind::ignored) model->fill(part);
   });

@@ -1,7 +1,7 @@
 #include "checkpoint/model_parts.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "checkpoint/rank_tensors.h"
 
 #include <ATen/MemoryOverlap.h>
@@ -17,7 +17,7 @@ namespace {
 
 void check_dense(const Part& part) {
   bool is_dense = part.tensor.layout() == at::kStrided && !part.tensor.is_quantized();
-  check(is_dense, "{} cannot be saved: expected a dense tensor, found {}", visible(part.name),
+  check(is_dense, "{} cannot be saved: expected a dense tensor, found {}", escaped(part.name),
         part.tensor.toString());
 }
 
@@ -31,14 +31,14 @@ FilePart file_part(const std::string& name, const Part& part) {
 
 void check_entry(const Part& part, const std::string& name, const TensorEntry& entry) {
   check_input(entry.shape == part.slice.sizes,
-              "loading a model: {}: expected shape [{}], found [{}]", visible(name),
+              "loading a model: {}: expected shape [{}], found [{}]", escaped(name),
               listed(part.slice.sizes, ", "), listed(entry.shape, ", "));
   check_input(entry.dtype == part.tensor.scalar_type(), "{}: expected dtype {}, found {}",
-              visible(name), c10::toString(part.tensor.scalar_type()), c10::toString(entry.dtype));
+              escaped(name), c10::toString(part.tensor.scalar_type()), c10::toString(entry.dtype));
   check_input(at::has_internal_overlap(part.tensor) != at::MemOverlap::Yes,
               "loading a model: {}: expected a tensor whose elements do not share memory, found an "
               "expanded one: make it with clone()",
-              visible(name));
+              escaped(name));
 }
 
 // Returns those names of a part that are in the file. Throws BadInput if no name is.
@@ -46,7 +46,7 @@ std::vector<std::string> names_in(const PartsReader& file, const Part& part) {
   std::vector<std::string> names = names_of(part);
   std::erase_if(names, [&](const std::string& name) { return file.find(name) == nullptr; });
   check_input(!names.empty(), "loading a model: expected a tensor named {}, found none",
-              visible(part.name));
+              escaped(part.name));
   return names;
 }
 
@@ -54,16 +54,16 @@ void check_all_known(const PartsReader& file, const std::set<std::string>& known
   for (const TensorEntry& entry : file.entries())
     check_input(known.contains(entry.name),
                 "loading a model: found a tensor named {} that the model does not have",
-                visible(entry.name));
+                escaped(entry.name));
 }
 
 // Collective. `check_own` checks this rank's parts and adds the names of their tensors to the set.
-// Throws CommonFailure if the file has a tensor that no rank has.
+// Throws CollectiveFailure if the file has a tensor that no rank has.
 void check_fits(PartsReader& file, const std::function<void(std::set<std::string>&)>& check_own) {
   std::set<std::string> known;
-  together(file.group(), [&] { file.in_file([&] { check_own(known); }); });
+  run_on_all_or_fail(file.group(), [&] { file.in_file([&] { check_own(known); }); });
   known = names_of_all(file.group(), known);
-  together(file.group(), [&] { file.in_file([&] { check_all_known(file, known); }); });
+  run_on_all_or_fail(file.group(), [&] { file.in_file([&] { check_all_known(file, known); }); });
 }
 
 // Fills each part from one of its names; values under its other names are only compared.
@@ -82,13 +82,13 @@ void read_parts(const std::vector<Part>& state, PartsReader& model) {
   }
   model.read(parts);
   model.read(copies);
-  together(model.group(), [&] {
+  run_on_all_or_fail(model.group(), [&] {
     for (std::size_t i = 0; i < copies.size(); ++i)
       model.in_file([&] {
         check_input(copies[i].tensor.equal(tied[i]->tensor),
                     "loading a model: {} is tied to {}: expected equal values, found different "
                     "ones",
-                    visible(copies[i].name), visible(tied[i]->name));
+                    escaped(copies[i].name), escaped(tied[i]->name));
       });
   });
 }
@@ -146,7 +146,7 @@ void check_ignored_fit(const std::vector<Part>& state, PartsReader& file) {
       check_input(entry != nullptr,
                   "expected a tensor named {}, found none: a tensor that the handle ignores is "
                   "saved by each rank, so load on as many ranks as have saved it",
-                  visible(name));
+                  escaped(name));
       check_entry(part, name, *entry);
       known.insert(std::move(name));
     }

@@ -17,8 +17,8 @@ namespace lockstep::checkpoint {
 // Returns the ignored tensors in the same way, under names that contain this rank.
 [[nodiscard]] std::vector<FilePart> ignored_parts(const std::vector<Part>& state, int rank);
 
-// Collective, except check_nothing_ignored(). Throw CommonFailure unless the file has exactly the
-// tensors that model_parts() or ignored_parts() returns on all ranks, with the same shapes and
+// Collective, except check_nothing_ignored(). Throw CollectiveFailure unless the file has exactly
+// the tensors that model_parts() or ignored_parts() returns on all ranks, with the same shapes and
 // dtypes; tied tensors may also have their other names. If there is no file of ignored tensors,
 // check_nothing_ignored() throws BadInput if this rank ignores a tensor.
 void check_model_fits(const std::vector<Part>& state, PartsReader& file);

@@ -1,12 +1,12 @@
 #include "checkpoint/optimizer_parts.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "checkpoint/optimizer_state.h"
 #include "optim/state_tensors.h"
 #include "sys/topology.h"
 
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 #include <lockstep/dispatch/part.h>
 
 #include <ATen/core/grad_mode.h>
@@ -129,7 +129,7 @@ struct OptimizerReading::Kept {
 OptimizerReading::OptimizerReading(torch::optim::Optimizer& optimizer, const Handle& handle,
                                    PartsReader& file)
     : optimizer_(optimizer), handle_(handle), file_(file) {
-  together(file_.group(), [&] {
+  run_on_all_or_fail(file_.group(), [&] {
     const GroupOptions groups(optimizer_);
     std::vector<Part> parameters = handle_.named_parameters();
     check_parameters(groups, parameters);
@@ -149,7 +149,7 @@ void OptimizerReading::check() const {
   for (const Kept& one : kept_) {
     check_input(one.options != nullptr || one.entries.empty(),
                 "the checkpoint has the state of {}, which is not a parameter of this optimizer",
-                visible(one.parameter.name));
+                escaped(one.parameter.name));
     if (one.options == nullptr) continue;
     std::map<std::string, FieldShape> shapes;
     for (const auto& [field, entry] : one.entries) shapes[field] = {entry->dtype, entry->shape};
@@ -158,18 +158,18 @@ void OptimizerReading::check() const {
   }
 }
 
-// Collective. Throws CommonFailure if the file has state of a parameter that no rank has.
+// Collective. Throws CollectiveFailure if the file has state of a parameter that no rank has.
 void OptimizerReading::check_all_known() const {
   std::set<std::string> known;
   for (const Kept& one : kept_)
     for (const auto& [field, entry] : one.entries) known.insert(entry->name);
   known = names_of_all(file_.group(), known);
-  together(file_.group(), [&] {
+  run_on_all_or_fail(file_.group(), [&] {
     file_.in_file([&] {
       for (const TensorEntry& entry : file_.entries())
         check_input(known.contains(entry.name),
                     "the checkpoint has '{}', which belongs to no parameter of this model",
-                    visible(entry.name));
+                    escaped(entry.name));
     });
   });
 }
@@ -181,7 +181,7 @@ void OptimizerReading::read_steps() {
   for (Kept& one : kept_)
     if (one.entries.contains(step_field)) one.add(step_field, at::empty({}, at::kLong), to_fill);
   file_.read(to_fill);
-  together(file_.group(), [&] {
+  run_on_all_or_fail(file_.group(), [&] {
     file_.in_file([&] {
       for (const Kept& one : kept_)
         if (auto step = one.fields.find(step_field); step != one.fields.end())
@@ -196,7 +196,7 @@ void OptimizerReading::read_steps() {
 bool OptimizerReading::has_room_beside_old_state() const {
   std::vector<std::int64_t> all(static_cast<std::size_t>(file_.group().size()));
   std::int64_t has_room = 1;
-  together(file_.group(), [&] {
+  run_on_all_or_fail(file_.group(), [&] {
     if (optimizer_.state().empty()) return;
     std::int64_t bytes = 0;
     for (const Kept& one : kept_)
@@ -220,7 +220,7 @@ void OptimizerReading::read(bool verify) {
   if (!reads_once) optimizer_.state().clear();  // old and new state never exist together
   std::shared_ptr<optim::StateMemory> memory = handle_.state_memory();
   std::vector<Part> to_fill;
-  together(file_.group(), [&] {
+  run_on_all_or_fail(file_.group(), [&] {
     for (Kept& one : kept_)
       for (const auto& [field, entry] : one.entries)
         if (field != step_field)

@@ -19,8 +19,8 @@ namespace lockstep::checkpoint {
 [[nodiscard]] std::vector<FilePart> optimizer_parts(const torch::optim::Optimizer& optimizer,
                                                     const Handle& handle);
 
-// Collective. Checks first, then replaces the optimizer's state. Throws CommonFailure if the state
-// does not fit; nothing is changed in that case.
+// Collective. Checks first, then replaces the optimizer's state. Throws CollectiveFailure if the
+// state does not fit; nothing is changed in that case.
 class OptimizerReading {
  public:
   OptimizerReading(torch::optim::Optimizer& optimizer, const Handle& handle, PartsReader& file);

@@ -1,7 +1,7 @@
 #include "checkpoint/optimizer_state.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "optim/state_fields.h"
 
 #include <lockstep/optim/gradient_transform.h>
@@ -44,7 +44,7 @@ FoundState checked(const std::string& parameter, const at::Tensor& tensor, State
   const torch::optim::OptimizerOptions* options = groups.find(tensor);
   check_input(fields.empty() || options != nullptr,
               "the checkpoint has the state of {}, which is not a parameter of this optimizer",
-              visible(parameter));
+              escaped(parameter));
   if (options == nullptr) return {};
   std::map<std::string, FieldShape> shapes;
   for (const auto& [name, value] : fields) shapes[name] = {value.scalar_type(), value.sizes()};
@@ -82,7 +82,7 @@ void load_optimizer_state(torch::optim::Optimizer& optimizer, const NamedParamet
     if (!one.fields.empty()) found.push_back(std::move(one));
   }
   check_input(left.empty(), "the checkpoint has '{}', which belongs to no parameter of this model",
-              left.empty() ? std::string() : visible(left.begin()->first));
+              left.empty() ? std::string() : escaped(left.begin()->first));
   optimizer.state().clear();
   for (FoundState& one : found) {
     // Step counts stay in host memory, where LibTorch has them.
@@ -144,7 +144,7 @@ std::optional<Rules> rules_for(const OptimizerOptions& options) {
 }
 
 std::string shown_key(const std::string& parameter, const std::string& field) {
-  return visible(optimizer_key(parameter, field));
+  return escaped(optimizer_key(parameter, field));
 }
 
 // Returns true if the dtype is valid: a state has the dtype of its parameter, or float32.

@@ -1,10 +1,10 @@
 #include "checkpoint/parts_reader.h"
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/fingerprint.h"
 #include "base/scope_exit.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/pieces.h"
@@ -12,7 +12,7 @@
 #include "checkpoint/tensor_source.h"
 #include "layout/transfers.h"
 
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -53,7 +53,7 @@ PartsReader::PartsReader(Group& group, const fs::path& path, SeenFiles seen)
     : group_(group), path_(path) {
   std::string text;
   WeightMap map;
-  together(group_, [&] {
+  run_on_all_or_fail(group_, [&] {
     if (!group_.is_root()) return;
     if (has_index(path)) map = read_weight_map(index_path(path));
     for (const fs::path& file :
@@ -62,12 +62,12 @@ PartsReader::PartsReader(Group& group, const fs::path& path, SeenFiles seen)
     text = description(/*is_indexed=*/!map.empty());
   });
   text = broadcast_text(group_, std::move(text));
-  together(group_, [&] {
+  run_on_all_or_fail(group_, [&] {
     if (!group_.is_root()) open_described(text, seen);
   });
   if (is_indexed(text)) path_ = index_path(path);
   exchange_copies(sees());
-  together(group_, [&] {
+  run_on_all_or_fail(group_, [&] {
     parse_headers();
     if (!map.empty()) check_indexed(map, path_, headers(), files());
   });
@@ -137,7 +137,7 @@ void PartsReader::open_as_described(Shard& shard, SeenFiles seen, bool& all_same
 // Shards on another disk are not read, so one number is enough for all files.
 void PartsReader::exchange_copies(bool sees) {
   std::int64_t copy = no_copy;
-  together(group_, [&] {
+  run_on_all_or_fail(group_, [&] {
     std::string identity;
     for (const Shard& shard : shards_)
       if (sees) append(identity, shard.file->identity());
@@ -162,7 +162,7 @@ void PartsReader::parse_headers() {
         auto [place, is_new] = by_name_.emplace(entry.name, entries_.size());
         if (!is_new)
           throw BadInput(
-              formatted("tensor '{}' is also in {}", visible(entry.name),
+              formatted("tensor '{}' is also in {}", escaped(entry.name),
                         shards_[shard_of_entry_[place->second]].path.filename().string()));
         entries_.push_back(std::move(entry));
         shard_of_entry_.push_back(i);
@@ -222,7 +222,7 @@ void PartsReader::read_at(const TensorEntry& entry, std::uint64_t offset,
   const std::uint64_t data_begin = sizeof(std::uint64_t) + shard.text.size();
   check_input(shard.file->read_at(data_begin + entry.begin + offset, bytes) == bytes.size(),
               "{}: tensor '{}' cannot be read: the file became shorter", shard.path.string(),
-              visible(entry.name));
+              escaped(entry.name));
 }
 
 at::Tensor PartsReader::read_whole(const TensorEntry& entry) {
@@ -367,7 +367,7 @@ void PartsReader::read_parts(const std::vector<Part>& parts, const AfterEach& af
   for (std::size_t rank = 0; group_.is_root() && rank < wanted.size(); ++rank)
     if (copies_[rank] == no_copy)
       for (const Part& part : wanted[rank]) serve(static_cast<int>(rank), part, error);
-  together(group_, [&] {
+  run_on_all_or_fail(group_, [&] {
     if (error) std::rethrow_exception(error);
   });
 }
@@ -382,7 +382,7 @@ void PartsReader::read_and_verify(const std::vector<Part>& parts, const AfterEac
   const std::vector<std::vector<Part>> wanted = exchange(parts);
   SummedParts summed;
   Shares shares;
-  together(group_, [&] {
+  run_on_all_or_fail(group_, [&] {
     summed = to_sum(wanted);
     shares = own_shares(summed.tensors);
   });

@@ -13,7 +13,7 @@
 #include "checkpoint/safetensors_header.h"
 #include "sys/plain_file.h"
 
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <lockstep/comm/group.h>
 
@@ -39,8 +39,8 @@ enum class SeenFiles {
 
 class PartsReader {
  public:
-  // Collective. Gives rank 0's headers to every rank and checks them. Throws CommonFailure on every
-  // rank if a file is missing or invalid, or if shards do not match their index.
+  // Collective. Gives rank 0's headers to every rank and checks them. Throws CollectiveFailure on
+  // every rank if a file is missing or invalid, or if shards do not match their index.
   PartsReader(Group& group, const std::filesystem::path& path, SeenFiles seen = SeenFiles::unknown);
 
   // Returns the path of the file, or of the index if there are shards.
@@ -59,19 +59,19 @@ class PartsReader {
   [[nodiscard]] const TensorEntry* find(const std::string& name) const;
 
   // Collective. Compares the checksums: ranks that see the same copy of the files divide its bytes
-  // among them, so that it is read once. Throws CommonFailure, which names the damaged tensor.
+  // among them, so that it is read once. Throws CollectiveFailure, which names the damaged tensor.
   void verify();
 
   // Collective. The files must have a tensor of each name, with the slice's sizes and the tensor's
-  // dtype. Calls `after_each` for each of this rank's parts when it is filled. Throws CommonFailure
-  // if a file cannot be read; parts that were filled before keep the new values.
+  // dtype. Calls `after_each` for each of this rank's parts when it is filled. Throws
+  // CollectiveFailure if a file cannot be read; parts that were filled before keep the new values.
   using AfterEach = std::function<void(const Part&)>;
   void read(const std::vector<Part>& parts, const AfterEach& after_each = {});
 
   // Combines verify() and read(). If the parts of the ranks that share a copy cover a tensor, each
   // rank computes checksums while it reads its parts, and the tensor is read once; other tensors
-  // are first read for verification. Throws CommonFailure, which names the damaged tensor; parts
-  // may be filled in that case.
+  // are first read for verification. Throws CollectiveFailure, which names the damaged tensor;
+  // parts may be filled in that case.
   void read_and_verify(const std::vector<Part>& parts, const AfterEach& after_each = {});
 
   // Not collective; for a rank that sees the files. Returns a whole tensor, after comparing its

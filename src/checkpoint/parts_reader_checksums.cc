@@ -7,7 +7,7 @@
 #include "checkpoint/write_plan.h"
 #include "layout/transfers.h"
 
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <ATen/ops/from_blob.h>
 
@@ -130,7 +130,7 @@ void PartsReader::compare_all(const Shares& own) {
       .wait();
   // A rank that does not see the files gets data of the copy that rank 0 reads.
   const std::int64_t copy = copies_[static_cast<std::size_t>(sees() ? group_.rank() : 0)];
-  together(group_, [&] {
+  run_on_all_or_fail(group_, [&] {
     for (std::size_t i = 0; i < shares.size(); ++i) {
       std::uint32_t found = 0;
       for (std::size_t rank = 0; rank < copies_.size(); ++rank)
@@ -144,7 +144,7 @@ void PartsReader::compare_all(const Shares& own) {
 
 void PartsReader::verify() {
   Shares shares;
-  together(group_, [&] { shares = own_shares(std::vector<bool>(entries_.size())); });
+  run_on_all_or_fail(group_, [&] { shares = own_shares(std::vector<bool>(entries_.size())); });
   compare_all(shares);
 }
 

@@ -1,7 +1,7 @@
 #include "checkpoint/pickle.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 
 #include <algorithm>
 #include <bit>
@@ -70,7 +70,7 @@ class PickleMachine {
   void push_text(std::string_view text) {
     for (std::string_view rest = text; !rest.empty();) {
       const auto character = first_character(rest);
-      if (!character) fail(formatted("string '{}' is not UTF-8", visible(text)));
+      if (!character) fail(formatted("string '{}' is not UTF-8", escaped(text)));
       rest.remove_prefix(character->bytes);
     }
     push({.kind = Kind::text, .text = text});
@@ -245,7 +245,7 @@ class PickleMachine {
   }
 
   void push_global(std::string_view module, std::string_view name) {
-    const std::string full = formatted("{}.{}", visible(module), visible(name));
+    const std::string full = formatted("{}.{}", escaped(module), escaped(name));
     const auto found = globals_.find(full);
     if (found == globals_.end())
       fail(

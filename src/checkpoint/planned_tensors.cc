@@ -10,7 +10,7 @@
 #include "sys/files.h"
 #include "sys/streaming_copy.h"
 
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -86,7 +86,8 @@ PlannedTensors::PlannedTensors(Group& group, std::vector<FilePart> parts, Metada
       parts_(std::move(parts)),
       by_rank_(exchange_parts(group, parts_of(parts_))) {
   for (const FilePart& part : parts_) by_name_[part.part.name].push_back(&part);
-  together(group, [&] { plan_ = plan_writing(by_rank_, metadata_, only(group), sharding_); });
+  run_on_all_or_fail(group,
+                     [&] { plan_ = plan_writing(by_rank_, metadata_, only(group), sharding_); });
   std::size_t end = 0;
   for (const PlannedBox& box : plan_.boxes) {
     places_.push_back(end);
@@ -354,10 +355,10 @@ class PartsWriter {
 void write_parts(Group& group, const std::filesystem::path& path, PlannedTensors& tensors) {
   at::NoGradGuard no_grad;
   PartsWriter writer(group, path, tensors);
-  together(group, [&] { writer.create(); });
-  together(group, [&] { writer.open(); });
+  run_on_all_or_fail(group, [&] { writer.create(); });
+  run_on_all_or_fail(group, [&] { writer.open(); });
   writer.find_blind();
-  together(group, [&] { writer.plan(); });
+  run_on_all_or_fail(group, [&] { writer.plan(); });
   writer.share_data_begin();
   std::exception_ptr error;
   auto keep_error = [&](const auto& action) {
@@ -370,11 +371,11 @@ void write_parts(Group& group, const std::filesystem::path& path, PlannedTensors
   keep_error([&] { writer.write_own(); });
   writer.pass_on_all(error);
   keep_error([&] { writer.flush(); });
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     if (error) std::rethrow_exception(error);
   });
   writer.gather_checksums();
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     if (group.is_root()) writer.write_headers();
   });
 }

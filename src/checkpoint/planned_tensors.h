@@ -21,8 +21,8 @@ namespace lockstep::checkpoint {
 
 class PlannedTensors {
  public:
-  // Collective. Throws CommonFailure where plan_writing() throws. Only rank 0's `metadata` is used;
-  // `sharding` must be the same on all ranks.
+  // Collective. Throws CollectiveFailure where plan_writing() throws. Only rank 0's `metadata` is
+  // used; `sharding` must be the same on all ranks.
   PlannedTensors(Group& group, std::vector<FilePart> parts, Metadata metadata,
                  const Sharding& sharding = {.files = 1});
   PlannedTensors(PlannedTensors&&) noexcept = default;
@@ -75,7 +75,7 @@ class PlannedTensors {
 // A rank that does not see the files sends its boxes to rank 0, a few megabytes at a time.
 
 // Collective. `path` must never have been used before, so that a rank sees either these files or
-// none. Throws CommonFailure on every rank if one rank failed; errors of the group. The written
+// none. Throws CollectiveFailure on every rank if one rank failed; errors of the group. The written
 // files stay in these cases.
 void write_parts(Group& group, const std::filesystem::path& path, PlannedTensors& tensors);
 

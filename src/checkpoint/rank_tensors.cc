@@ -1,7 +1,7 @@
 #include "checkpoint/rank_tensors.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
@@ -30,7 +30,7 @@ void check_state(const std::filesystem::path& file, const TensorEntry& entry,
     generator.set_state(state);
   } catch (const c10::Error& error) {
     throw BadInput(formatted("{}: {}: not the state of a random generator: {}", file.string(),
-                             entry.name, visible(error.what_without_backtrace())));
+                             entry.name, escaped(error.what_without_backtrace())));
   }
 }
 
@@ -81,7 +81,7 @@ std::vector<FilePart> own_parts(const std::map<std::string, at::Tensor>& own, in
   std::vector<FilePart> parts;
   for (const auto& [name, tensor] : own) {
     check(tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_quantized(),
-          "SaveOptions::own: {}: expected a dense tensor, found {}", visible(name),
+          "SaveOptions::per_rank: {}: expected a dense tensor, found {}", escaped(name),
           tensor.defined() ? tensor.toString() : "an undefined one");
     parts.push_back({.part = {.name = prefix_of(rank) + name,
                               .tensor = no_elements(tensor.scalar_type()),
@@ -95,7 +95,7 @@ std::map<std::string, at::Tensor> read_own(PartsReader& file) {
   const std::string prefix = prefix_of(file.group().rank());
   std::map<std::string, at::Tensor> own;
   std::vector<Part> parts;
-  together(file.group(), [&] {
+  run_on_all_or_fail(file.group(), [&] {
     for (const TensorEntry& entry : file.entries()) {
       if (!entry.name.starts_with(prefix)) continue;
       at::Tensor tensor = at::empty(entry.shape, entry.dtype);

@@ -1,5 +1,6 @@
 // Tensors that each rank saves for itself, as entries of a file: the state of its random generator
-// (LibTorch's default CPU generator) as rank0, rank1, ..., and its own tensors (SaveOptions::own).
+// (LibTorch's default CPU generator) as rank0, rank1, ..., and its own tensors
+// (SaveOptions::per_rank).
 #pragma once
 
 #include "checkpoint/file_part.h"

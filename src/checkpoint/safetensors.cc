@@ -3,7 +3,7 @@
 #include "checkpoint/checksum.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/tensor_source.h"
 #include "sys/files.h"
@@ -59,7 +59,7 @@ TensorSources sources_of(const NamedTensors& tensors) {
   TensorSources sources;
   for (const auto& [name, tensor] : tensors) {
     check(tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_meta(),
-          "write_safetensors: tensor '{}' must be dense, found {}", visible(name),
+          "write_safetensors: tensor '{}' must be dense, found {}", escaped(name),
           !tensor.defined()  ? "undefined"
           : tensor.is_meta() ? "on the meta device"
                              : "sparse or of another layout");

@@ -1,8 +1,8 @@
 #include "checkpoint/safetensors_header.h"
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/format.h"
-#include "base/visible.h"
 #include "checkpoint/dtype_names.h"
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"
@@ -20,7 +20,7 @@ namespace {
 
 void check_utf8(const std::string& text) {
   check(is_utf8(text), "write_safetensors: names and metadata must be UTF-8, found '{}'",
-        visible(text));
+        escaped(text));
 }
 
 void check_names_differ(const std::vector<TensorEntry>& entries) {
@@ -29,7 +29,7 @@ void check_names_differ(const std::vector<TensorEntry>& entries) {
   for (const TensorEntry& entry : entries) names.push_back(entry.name);
   std::ranges::sort(names);
   if (auto twice = std::ranges::adjacent_find(names); twice != names.end())
-    throw BadInput(formatted("header names '{}' twice", visible(*twice)));
+    throw BadInput(formatted("header names '{}' twice", escaped(*twice)));
 }
 
 void check_coverage(const std::vector<TensorEntry>& entries, std::uint64_t data_bytes) {
@@ -38,7 +38,7 @@ void check_coverage(const std::vector<TensorEntry>& entries, std::uint64_t data_
     if (entry.begin != covered)
       throw BadInput(
           formatted("tensor '{}' begins at byte {} of the data, expected {}: {}",
-                    visible(entry.name), entry.begin, covered,
+                    escaped(entry.name), entry.begin, covered,
                     entry.begin < covered ? "tensors overlap" : "a hole between tensors"));
     covered = entry.end;
   }
@@ -51,7 +51,7 @@ std::string_view written_dtype(const TensorEntry& entry) {
   try {
     return name_of(entry.dtype);
   } catch (const InvalidArgument& problem) {
-    throw InvalidArgument(formatted("tensor '{}': {}", visible(entry.name), problem.what()));
+    throw InvalidArgument(formatted("tensor '{}': {}", escaped(entry.name), problem.what()));
   }
 }
 
@@ -79,7 +79,7 @@ class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
  public:
   // The reference library accepts "__metadata__": null.
   bool null() override {
-    return (in_metadata_ && place_ == Place::entry && depth_ == 1) || scalar("null");
+    return (in_metadata_ && state_ == ParserState::entry && depth_ == 1) || scalar("null");
   }
 
   bool boolean(bool value) override { return scalar(value ? "true" : "false"); }
@@ -87,26 +87,27 @@ class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
   bool number_integer(std::int64_t value) override { return scalar(formatted("{}", value)); }
 
   bool number_unsigned(std::uint64_t value) override {
-    const bool is_wanted = in_list() && (place_ == Place::shape || place_ == Place::offsets);
+    const bool is_wanted =
+        in_list() && (state_ == ParserState::shape || state_ == ParserState::offsets);
     if (!is_wanted || value > INT64_MAX) return scalar(formatted("{}", value));
     numbers_.push_back(value);
-    if (place_ == Place::shape && numbers_.size() > most_dims)
+    if (state_ == ParserState::shape && numbers_.size() > most_dims)
       fail(formatted("shape has more than {} dims", most_dims));
-    if (place_ == Place::offsets && numbers_.size() > 2)
+    if (state_ == ParserState::offsets && numbers_.size() > 2)
       fail(formatted("data_offsets must be [begin, end], found [{}, ...", listed(numbers_, ", ")));
     return true;
   }
 
-  bool number_float(double, const std::string& text) override { return scalar(visible(text, 80)); }
+  bool number_float(double, const std::string& text) override { return scalar(escaped(text, 80)); }
 
   bool string(std::string& value) override {
-    if (place_ == Place::metadata && depth_ == 2) {
+    if (state_ == ParserState::metadata && depth_ == 2) {
       header_.metadata.emplace(metadata_key_, std::move(value));
       return true;
     }
-    if (place_ != Place::dtype) return scalar(formatted("\"{}\"", visible(value, 80)));
+    if (state_ != ParserState::dtype) return scalar(formatted("\"{}\"", escaped(value, 80)));
     const std::optional<c10::ScalarType> dtype = dtype_of(value);
-    if (!dtype) fail(formatted("unknown dtype \"{}\"", visible(value, 80)));
+    if (!dtype) fail(formatted("unknown dtype \"{}\"", escaped(value, 80)));
     entry_.dtype = *dtype;
     return true;
   }
@@ -116,10 +117,10 @@ class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
   // The value of a key of the root must be an object; those of shape and data_offsets must be
   // lists.
   bool start_object(std::size_t) override {
-    if (depth_ >= 2 && place_ != Place::ignored) scalar("an object");
+    if (depth_ >= 2 && state_ != ParserState::ignored) scalar("an object");
     open("an object");
     if (depth_ == 1) return true;
-    if (depth_ == 2 && in_metadata_) place_ = Place::metadata;
+    if (depth_ == 2 && in_metadata_) state_ = ParserState::metadata;
     if (depth_ == 2) {
       entry_.shape.clear();
       has_dtype_ = has_shape_ = has_offsets_ = false;
@@ -133,7 +134,7 @@ class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
       in_metadata_ = value == "__metadata__";
       if (in_metadata_ && std::exchange(has_metadata_, true))
         throw BadInput("header names '__metadata__' twice");
-      place_ = Place::entry;
+      state_ = ParserState::entry;
       if (!in_metadata_) entry_.name = std::move(value);
       return true;
     }
@@ -142,16 +143,16 @@ class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
     if (in_metadata_) {
       metadata_key_ = std::move(value);
     } else if (value == "dtype") {
-      place_ = Place::dtype;
+      state_ = ParserState::dtype;
       has_dtype_ = true;
     } else if (value == "shape") {
-      place_ = Place::shape;
+      state_ = ParserState::shape;
       has_shape_ = true;
     } else if (value == "data_offsets") {
-      place_ = Place::offsets;
+      state_ = ParserState::offsets;
       has_offsets_ = true;
     } else {
-      place_ = Place::ignored;
+      state_ = ParserState::ignored;
     }
     return true;
   }
@@ -159,13 +160,14 @@ class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
   bool end_object() override {
     --depth_;
     if (depth_ == 1 && !in_metadata_) finish_entry();
-    if (depth_ == 1) place_ = Place::root;
+    if (depth_ == 1) state_ = ParserState::root;
     return true;
   }
 
   bool start_array(std::size_t) override {
-    const bool is_list = depth_ == 2 && (place_ == Place::shape || place_ == Place::offsets);
-    if (!is_list && place_ != Place::ignored) scalar("a list");
+    const bool is_list =
+        depth_ == 2 && (state_ == ParserState::shape || state_ == ParserState::offsets);
+    if (!is_list && state_ != ParserState::ignored) scalar("a list");
     open("a list");
     numbers_.clear();
     return true;
@@ -174,9 +176,9 @@ class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override {
     --depth_;
     if (depth_ > 2) return true;
-    if (place_ == Place::shape) {
+    if (state_ == ParserState::shape) {
       entry_.shape.assign(numbers_.begin(), numbers_.end());
-    } else if (place_ == Place::offsets) {
+    } else if (state_ == ParserState::offsets) {
       if (numbers_.size() != 2 || numbers_[0] > numbers_[1])
         fail(formatted("data_offsets must be [begin, end], found [{}]", listed(numbers_, ", ")));
       entry_.begin = numbers_[0];
@@ -187,7 +189,7 @@ class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
 
   bool parse_error(std::size_t, const std::string&,
                    const nlohmann::detail::exception& error) override {
-    throw BadInput(formatted("header is not JSON: {}", visible(sys::json_problem(error), 300)));
+    throw BadInput(formatted("header is not JSON: {}", escaped(sys::json_problem(error), 300)));
   }
 
   // Returns the parsed header, in the order of the text.
@@ -195,25 +197,25 @@ class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
 
  private:
   // The meaning of a value, determined by the keys that lead to it.
-  enum class Place { root, entry, metadata, dtype, shape, offsets, ignored };
+  enum class ParserState { root, entry, metadata, dtype, shape, offsets, ignored };
 
   // Handles a value that is neither a list nor an object; `shown` is its text in messages.
   bool scalar(std::string_view shown) {
-    switch (place_) {
-      case Place::root:
-      case Place::entry:
+    switch (state_) {
+      case ParserState::root:
+      case ParserState::entry:
         if (in_metadata_)
           throw BadInput(formatted("__metadata__ must be an object of strings, found {}", shown));
         fail(formatted("expected an object, found {}", shown));
-      case Place::metadata:
+      case ParserState::metadata:
         throw BadInput(formatted("__metadata__ '{}' must be a string, found {}",
-                                 visible(metadata_key_), shown));
-      case Place::dtype:
+                                 escaped(metadata_key_), shown));
+      case ParserState::dtype:
         fail(formatted("unknown dtype {}", shown));
-      case Place::shape:
-      case Place::offsets:
+      case ParserState::shape:
+      case ParserState::offsets:
         fail_list(shown);
-      case Place::ignored:
+      case ParserState::ignored:
         return true;
     }
     return true;
@@ -239,16 +241,16 @@ class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
 
   void check_once(const std::string& key) {
     if (!keys_[depth_].insert(key).second)
-      throw BadInput(formatted("header names '{}' twice", visible(key)));
+      throw BadInput(formatted("header names '{}' twice", escaped(key)));
   }
 
   [[noreturn]] void fail(const std::string& what) const {
-    throw BadInput(formatted("tensor '{}': {}", visible(entry_.name), what));
+    throw BadInput(formatted("tensor '{}': {}", escaped(entry_.name), what));
   }
 
   [[noreturn]] void fail_list(std::string_view found) const {
     fail(formatted("{} must be a list of integers, found {}{}",
-                   place_ == Place::shape ? "shape" : "data_offsets", found,
+                   state_ == ParserState::shape ? "shape" : "data_offsets", found,
                    in_list() ? " in it" : ""));
   }
 
@@ -256,7 +258,7 @@ class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
 
   SafetensorsHeader header_;
   int depth_ = 0;  // number of open objects and lists
-  Place place_ = Place::root;
+  ParserState state_ = ParserState::root;
   bool in_metadata_ = false, has_metadata_ = false;
   std::string metadata_key_;
   TensorEntry entry_;
@@ -272,7 +274,7 @@ at::Tensor new_tensor(const TensorEntry& entry) {
     return at::empty(entry.shape, at::TensorOptions(entry.dtype));
   } catch (const std::exception&) {  // c10::Error, with a stack trace
     throw BadInput(formatted("tensor '{}': its {} bytes could not be allocated",
-                             visible(entry.name), entry.end - entry.begin));
+                             escaped(entry.name), entry.end - entry.begin));
   }
 }
 
@@ -362,7 +364,7 @@ void check_metadata(const Metadata& metadata) {
   for (const auto& [key, value] : metadata)
     check(!key.starts_with(key_begin),
           "write_safetensors: metadata '{}': names that begin with {} are reserved for checksums",
-          visible(key), key_begin);
+          escaped(key), key_begin);
 }
 
 void add_checksums(SafetensorsHeader& header, std::span<const std::uint32_t> checksums) {
@@ -380,7 +382,7 @@ void compare_checksum(const Metadata& metadata, const TensorEntry& entry, std::u
   if (expected == nullptr) return;
   check_input(checksum_text(found) == *expected,
               "tensor '{}' is damaged: expected {} bytes with crc32 {}, found {}",
-              visible(entry.name), entry.end - entry.begin, visible(*expected, 16),
+              escaped(entry.name), entry.end - entry.begin, escaped(*expected, 16),
               checksum_text(found));
 }
 
@@ -392,9 +394,9 @@ void check_checksums(const SafetensorsHeader& header) {
   for (const TensorEntry& entry : header.entries)
     check_input(names.erase(entry.name) == 1,
                 "tensor '{}' has no checksum, but other tensors of the file have one",
-                visible(entry.name));
+                escaped(entry.name));
   check_input(names.empty(), "the file has a checksum for '{}', but no such tensor",
-              visible(names.empty() ? "" : *names.begin()));
+              escaped(names.empty() ? "" : *names.begin()));
 }
 
 Metadata without_checksums(Metadata metadata) {

@@ -1,8 +1,8 @@
 #include "checkpoint/shards.h"
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/format.h"
-#include "base/visible.h"
 #include "checkpoint/folders.h"
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"
@@ -21,7 +21,7 @@ constexpr std::uint64_t most_index_bytes = 256 << 20;
 
 bool is_name_in_folder(const std::string& name) {
   return !name.empty() && name.find('/') == std::string::npos && name != "." && name != ".." &&
-         visible(name, std::string::npos) == name;
+         escaped(name, std::string::npos) == name;
 }
 
 std::vector<fs::path> shard_paths(const fs::path& path, std::size_t count) {
@@ -71,11 +71,11 @@ WeightMap read_weight_map(const fs::path& index) {
   WeightMap map;
   for (const auto& [name, file] : json["weight_map"].items()) {
     if (!file.is_string())
-      fail(formatted("weight_map.{}: expected the name of a file", visible(name)));
+      fail(formatted("weight_map.{}: expected the name of a file", escaped(name)));
     const std::string path = file.get<std::string>();
     if (!is_name_in_folder(path))
-      fail(formatted("weight_map.{}: expected a file in this folder, found '{}'", visible(name),
-                     visible(path, 200)));
+      fail(formatted("weight_map.{}: expected a file in this folder, found '{}'", escaped(name),
+                     escaped(path, 200)));
     map[name] = path;
   }
   return map;
@@ -96,10 +96,10 @@ void check_indexed(const WeightMap& map, const fs::path& index,
     for (const TensorEntry& entry : shards[i].entries) {
       const auto named = map.find(entry.name);
       check_input(named != map.end(), "{}: {} has the tensor '{}', which the index does not name",
-                  index.string(), paths[i].filename().string(), visible(entry.name));
+                  index.string(), paths[i].filename().string(), escaped(entry.name));
       check_input(named->second == paths[i].filename().string(),
                   "{}: weight_map.{}: expected {}, which has it, found {}", index.string(),
-                  visible(entry.name), paths[i].filename().string(), visible(named->second, 200));
+                  escaped(entry.name), paths[i].filename().string(), escaped(named->second, 200));
       ++found;
     }
   if (found == map.size()) return;
@@ -107,8 +107,8 @@ void check_indexed(const WeightMap& map, const fs::path& index,
   for (const SafetensorsHeader& shard : shards)
     for (const TensorEntry& entry : shard.entries) there.insert(entry.name);
   for (const auto& [name, file] : map)
-    check_input(there.contains(name), "{}: tensor '{}' is not in {}", index.string(), visible(name),
-                visible(file, 200));
+    check_input(there.contains(name), "{}: tensor '{}' is not in {}", index.string(), escaped(name),
+                escaped(file, 200));
 }
 
 }  // namespace lockstep::checkpoint

@@ -1,7 +1,7 @@
 #include "checkpoint/torch_archive.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/pickle.h"
 #include "checkpoint/torch_values.h"
@@ -54,7 +54,7 @@ class Archive {
                 order->second.bytes);
     const std::string found = text(order->second);
     check_input(found == "little" || found == "big",
-                "expected a byteorder of little or big, found '{}'", visible(found));
+                "expected a byteorder of little or big, found '{}'", escaped(found));
     is_big_ = found == "big";
   }
 
@@ -103,7 +103,7 @@ class Archive {
   }
 
   at::Tensor storage(const std::string& key, std::uint64_t bytes, at::ScalarType dtype) {
-    const std::string shown = visible(key);
+    const std::string shown = escaped(key);
     if (auto known = storages_.find(key); known != storages_.end()) {
       check_input(known->second.bytes.nbytes() == bytes,
                   "storage '{}' has two sizes, {} and {} bytes", shown,
@@ -306,7 +306,7 @@ class ZipReader {
       ZipNumbers field(fields.take(fields.next<std::uint16_t>()));
       if (kind != 1) continue;
       check_input(!std::exchange(is_wide, true), "record '{}' has two ZIP64 fields",
-                  visible(entry.name));
+                  escaped(entry.name));
       for (std::uint64_t* number : {&entry.bytes, &entry.packed, &entry.local})
         if (*number == 0xffffffff) *number = field.next<std::uint64_t>();
     }
@@ -329,7 +329,7 @@ class ZipReader {
     entry.name = numbers.take(name);
     widen(entry, numbers.take(extra));
     numbers.take(comment);
-    const std::string shown = visible(entry.name);
+    const std::string shown = escaped(entry.name);
     check_input(
         !entry.name.empty() && is_utf8(entry.name) && entry.name.find('\0') == std::string::npos,
         "expected a record's name in UTF-8, found '{}'", shown);
@@ -344,7 +344,7 @@ class ZipReader {
   }
 
   void add(const Entry& entry, std::uint16_t flags, std::uint64_t directory_begin) {
-    const std::string shown = visible(entry.name);
+    const std::string shown = escaped(entry.name);
     check_input(entry.local <= directory_begin && directory_begin - entry.local >= local_bytes,
                 "record '{}' begins at byte {}, expected it before the directory at byte {}", shown,
                 entry.local, directory_begin);
@@ -375,7 +375,7 @@ class ZipReader {
     std::ranges::sort(stretches_, {}, &Stretch::begin);
     for (std::size_t i = 1; i < stretches_.size(); ++i)
       check_input(stretches_[i].begin >= stretches_[i - 1].end, "records '{}' and '{}' overlap",
-                  visible(stretches_[i - 1].name), visible(stretches_[i].name));
+                  escaped(stretches_[i - 1].name), escaped(stretches_[i].name));
   }
 
   const sys::PlainFile& file_;

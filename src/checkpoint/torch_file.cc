@@ -1,7 +1,7 @@
 #include <lockstep/checkpoint/torch_file.h>
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/torch_archive.h"
 #include "checkpoint/torch_values.h"
@@ -53,7 +53,7 @@ class Pickler {
   }
 
   void text(std::string_view value) {
-    check(is_utf8(value), "write_torch_file: strings must be UTF-8, found '{}'", visible(value));
+    check(is_utf8(value), "write_torch_file: strings must be UTF-8, found '{}'", escaped(value));
     check(value.size() <= UINT32_MAX, "write_torch_file: a string of {} bytes is too long",
           value.size());
     number('X', static_cast<std::uint32_t>(value.size()));
@@ -233,7 +233,7 @@ class Flattened {
     auto below = [&](const std::string& key) { return name.empty() ? key : name + '.' + key; };
     if (value.isTensor()) {
       check_input(tensors_.emplace(name, value.toTensor()).second,
-                  "expected different names, found two tensors named '{}'", visible(name));
+                  "expected different names, found two tensors named '{}'", escaped(name));
     } else if (value.isGenericDict()) {
       for (const auto& item : value.toGenericDict())
         add(below(item.key().isInt() ? formatted("{}", item.key().toInt())

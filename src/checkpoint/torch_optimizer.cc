@@ -1,7 +1,7 @@
 #include <lockstep/checkpoint/torch_optimizer.h>
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/torch_values.h"
 
@@ -182,7 +182,7 @@ StateFields python_fields(const Dict& state, const std::string& parameter) {
     check_input(item.key().isString(), "optimizer's state {}: expected names, found {}", parameter,
                 item.key().tagKind());
     const std::string name = item.key().toStringRef();
-    const std::string shown = formatted("state {}.{}", parameter, visible(name));
+    const std::string shown = formatted("state {}.{}", parameter, escaped(name));
     if (item.value().isNone()) continue;  // SGD without momentum
     if (name == "step") {
       const double step = number_of(item.value(), shown);

@@ -1,7 +1,7 @@
 #include "checkpoint/torch_values.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "sys/topology.h"
 
 #include <ATen/core/List.h>
@@ -105,7 +105,7 @@ class Values {
       const bool is_new =
           values.insert(of(node.items[i], depth + 1), of(node.items[i + 1], depth + 1)).second;
       check_input(is_new, "a dict has the key '{}' twice",
-                  key.kind == Kind::text ? visible(key.text) : formatted("{}", key.integer));
+                  key.kind == Kind::text ? escaped(key.text) : formatted("{}", key.integer));
     }
     return values;
   }

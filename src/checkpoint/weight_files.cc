@@ -1,7 +1,7 @@
 #include "checkpoint/weight_files.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/shards.h"
 #include "sys/files.h"
@@ -48,9 +48,9 @@ WeightFiles::File WeightFiles::open(const fs::path& path) {
 void WeightFiles::add(std::size_t file) {
   const auto& entries = files_[file].header.entries;
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    auto [place, is_new] = places_.emplace(entries[i].name, Place{file, i});
+    auto [place, is_new] = places_.emplace(entries[i].name, FileEntry{file, i});
     check_input(is_new, "{}: tensor '{}' is also in {}", files_[file].file.path().string(),
-                visible(entries[i].name), files_[place->second.file].file.path().string());
+                escaped(entries[i].name), files_[place->second.file].file.path().string());
   }
 }
 
@@ -75,7 +75,7 @@ std::vector<std::string> WeightFiles::names() const {
 Metadata WeightFiles::metadata() const { return without_checksums(files_.front().header.metadata); }
 
 const TensorEntry& WeightFiles::entry(const std::string& name) const {
-  const Place& place = places_.at(name);
+  const FileEntry& place = places_.at(name);
   return files_[place.file].header.entries[place.entry];
 }
 
@@ -96,7 +96,7 @@ at::Tensor WeightFiles::read(const std::string& name, bool verify) const {
     at::Tensor tensor = new_tensor(entry);
     std::span<std::byte> bytes(static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes());
     check_input(file.file.read_at(file.data_begin + entry.begin, bytes) == bytes.size(),
-                "tensor '{}' cannot be read: the file became shorter", visible(name));
+                "tensor '{}' cannot be read: the file became shorter", escaped(name));
     if (verify && checksum_in(file.header.metadata, entry) != nullptr)
       compare_checksum(file.header.metadata, entry, crc32_of(bytes));
     return tensor;

@@ -51,7 +51,7 @@ class WeightFiles {
     SafetensorsHeader header;
     std::uint64_t data_begin;
   };
-  struct Place {
+  struct FileEntry {
     std::size_t file, entry;
   };
 
@@ -60,7 +60,7 @@ class WeightFiles {
   void read_index(const std::filesystem::path& index);
 
   std::vector<File> files_;
-  std::map<std::string, Place> places_;
+  std::map<std::string, FileEntry> places_;
 };
 
 // Writes a folder with model.safetensors, or with shards and their index, so that a half-written

@@ -1,7 +1,7 @@
 #include "checkpoint/write_plan.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "checkpoint/dtype_names.h"
 #include "layout/transfers.h"
 
@@ -37,7 +37,7 @@ void add(PlannedTensor& tensor, const Part& part, int rank) {
     tensor.first_rank = rank;
   }
   check(dtype_of(part) == dtype_of(*tensor.first) && part.slice.sizes == tensor.first->slice.sizes,
-        "{} cannot be saved: rank {} has {} [{}] of it, rank {} has {} [{}]", visible(part.name),
+        "{} cannot be saved: rank {} has {} [{}] of it, rank {} has {} [{}]", escaped(part.name),
         tensor.first_rank, c10::toString(dtype_of(*tensor.first)),
         listed(tensor.first->slice.sizes, ", "), rank, c10::toString(dtype_of(part)),
         listed(part.slice.sizes, ", "));
@@ -113,7 +113,7 @@ class Planner {
       transfers = layout::transfers(sources_, std::span(&whole, 1));
     } catch (const InvalidArgument& error) {
       throw InvalidArgument(
-          formatted("{} cannot be saved as a whole: {}", visible(first.name), error.what()));
+          formatted("{} cannot be saved as a whole: {}", escaped(first.name), error.what()));
     }
     for (layout::BoxTransfer& transfer : transfers) {
       int holder = holders_[static_cast<std::size_t>(transfer.from)];

@@ -1,8 +1,8 @@
 #include <lockstep/data/bpe.h>
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/fingerprint.h"
-#include "base/visible.h"
 #include "data/gpt2_words.h"
 #include "data/utf8.h"
 #include "sys/bounded_json.h"
@@ -109,14 +109,14 @@ void read_vocabulary(const fs::path& file, BpeTables& tables) {
     const bool is_number = value.is_number_integer();
     const std::int64_t number = is_number ? value.get<std::int64_t>() : -1;
     if (number < 0 || number >= count)
-      fail(formatted("token '{}': expected a number from 0 to {}, found {}", visible(token),
-                     count - 1, visible(value.dump())));
+      fail(formatted("token '{}': expected a number from 0 to {}, found {}", escaped(token),
+                     count - 1, escaped(value.dump())));
     const auto place = static_cast<std::size_t>(number);
     if (is_taken[place])
-      fail(formatted("token '{}': the number {} belongs to another token", visible(token), number));
+      fail(formatted("token '{}': the number {} belongs to another token", escaped(token), number));
     std::optional<std::string> bytes = bytes_of(token);
     if (!bytes || bytes->empty())
-      fail(formatted("token '{}': expected characters that stand for bytes", visible(token)));
+      fail(formatted("token '{}': expected characters that stand for bytes", escaped(token)));
     is_taken[place] = true;
     tables.bytes[place] = *bytes;
     tables.numbers[token] = static_cast<std::int32_t>(number);
@@ -142,7 +142,7 @@ nlohmann::json json_of(const fs::path& file) {
   throw BadInput(
       formatted("reading {}: expected a tokenizer with GPT-2's words, found {}; if the vocabulary "
                 "and merges are GPT-2's anyway, copy them to a folder without this file",
-                file.string(), visible(found, 200)));
+                file.string(), escaped(found, 200)));
 }
 
 // Returns the text at `key`; empty if it is missing.
@@ -246,9 +246,9 @@ class MergeReader {
   std::int32_t part(std::string_view token) const {
     auto found = tables_.numbers.find(std::string(token));
     if (found == tables_.numbers.end())
-      fail(formatted("'{}' is not a token of the vocabulary", visible(token)));
+      fail(formatted("'{}' is not a token of the vocabulary", escaped(token)));
     if (!made_.contains(found->second))
-      fail(formatted("'{}' is neither a single byte nor made by an earlier merge", visible(token)));
+      fail(formatted("'{}' is neither a single byte nor made by an earlier merge", escaped(token)));
     return found->second;
   }
 
@@ -256,22 +256,22 @@ class MergeReader {
     const std::size_t blank = text.find(' ');
     if (blank == 0 || blank == std::string_view::npos || blank + 1 == text.size() ||
         text.find(' ', blank + 1) != std::string_view::npos)
-      fail(formatted("expected two tokens separated by a space, found '{}'", visible(text)));
+      fail(formatted("expected two tokens separated by a space, found '{}'", escaped(text)));
     const std::string_view left = text.substr(0, blank), right = text.substr(blank + 1);
     const std::uint64_t key = pair_key(part(left), part(right));
     auto result = tables_.numbers.find(std::string(left) + std::string(right));
     if (result == tables_.numbers.end())
       fail(formatted("'{}{}', which the merge makes, is not a token of the vocabulary",
-                     visible(left), visible(right)));
+                     escaped(left), escaped(right)));
     const std::string& bytes = tables_.bytes[static_cast<std::size_t>(result->second)];
     if (!is_within_gpt2_word(bytes))
       fail(
           formatted("'{}' cannot occur in a word of GPT-2: these tables were made for another word "
                     "pattern, which is not supported",
-                    visible(bytes)));
+                    escaped(bytes)));
     const auto rank = static_cast<std::int32_t>(tables_.merges.size());
     if (!tables_.merges.try_emplace(key, BpeTables::Merge{rank, result->second}).second)
-      fail(formatted("the merge of '{}' and '{}' is listed twice", visible(left), visible(right)));
+      fail(formatted("the merge of '{}' and '{}' is listed twice", escaped(left), escaped(right)));
     made_.insert(result->second);
   }
 

@@ -1,7 +1,7 @@
 #include "data/gpt2_words.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "data/utf8.h"
 
 #include <algorithm>

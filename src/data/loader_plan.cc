@@ -1,7 +1,7 @@
 #include <lockstep/data/loader_plan.h>
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "sys/bounded_json.h"
 
 #include <algorithm>
@@ -117,7 +117,7 @@ void take(nlohmann::json& fields, const char* name, Value& value) {
   else
     fits = field->is_number_unsigned() && std::in_range<Value>(field->get<std::uint64_t>());
   check_input(fits, "reading a loader state: expected {} to be {}, found {}", name,
-              is_flag ? "true or false" : "a number", visible(field->dump()));
+              is_flag ? "true or false" : "a number", escaped(field->dump()));
   value = field->get<Value>();
   fields.erase(field);
 }
@@ -143,7 +143,7 @@ std::string LoaderState::to_text() const {
 LoaderState LoaderState::from_text(std::string_view text) {
   nlohmann::json fields = fields_in(text);
   check_input(fields.is_object(), "reading a loader state: expected an object, found {}",
-              visible(text));
+              escaped(text));
   LoaderState state;
   take(fields, "epoch", state.epoch);
   take(fields, "batches", state.batches);
@@ -153,7 +153,7 @@ LoaderState LoaderState::from_text(std::string_view text) {
   take(fields, "shuffle", state.shuffle);
   take(fields, "drop_last", state.drop_last);
   check_input(fields.empty(), "reading a loader state: expected no other fields, found {}",
-              fields.empty() ? std::string() : visible(fields.begin().key()));
+              fields.empty() ? std::string() : escaped(fields.begin().key()));
   return state;
 }
 

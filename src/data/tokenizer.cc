@@ -1,8 +1,8 @@
 #include <lockstep/data/tokenizer.h>
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "data/utf8.h"
 
 #include <lockstep/base/error.h>
@@ -102,7 +102,7 @@ Vocabulary Vocabulary::from_text(std::string_view text) {
   throw BadInput(
       "reading a vocabulary: expected \"bytes\", or \"characters:\" and characters in ascending "
       "order, found \"" +
-      visible(text, 40) + "\"");
+      escaped(text, 40) + "\"");
 }
 
 std::int64_t Vocabulary::size() const {
@@ -136,7 +136,7 @@ at::Tensor numbers_in(std::string_view text, std::string_view source, std::int64
     const std::string word(text.substr(begin, end - begin));
     const std::optional<std::int64_t> token = parse_integer(word);
     check_input(token && *token >= 0 && *token < size,
-                "{}: expected token ids from 0 to {}, found '{}'", source, size - 1, visible(word));
+                "{}: expected token ids from 0 to {}, found '{}'", source, size - 1, escaped(word));
     tokens.push_back(*token);
     begin = end;
   }

@@ -1,8 +1,8 @@
-// UTF-8 functions for text datasets, in addition to base/visible.h: they encode characters,
+// UTF-8 functions for text datasets, in addition to base/escaped.h: they encode characters,
 // describe them in messages, and convert text that arrives byte by byte.
 #pragma once
 
-#include "base/visible.h"
+#include "base/escaped.h"
 
 #include <cstddef>
 #include <string>

@@ -83,11 +83,13 @@ void for_each_tensor_in(const c10::IValue& value, Action&& action) {
   }
 }
 
-// Carrier: the object behind a tensor without memory of its own; it runs the tensor's operations.
+// DispatchDelegate: the object behind a tensor without memory of its own; it runs the tensor's
+// operations.
 //
 // Such a tensor is an ordinary TensorImpl without storage, with the dispatch key (dispatch/key.h)
-// and a Carrier as its backend's data, which its aliases (detach(), data(), set_data()) share.
-class Carrier : public c10::BackendMeta {
+// and a DispatchDelegate as its backend's data, which its aliases (detach(), data(), set_data())
+// share.
+class DispatchDelegate : public c10::BackendMeta {
  public:
   // Runs an operation that has such a tensor among its arguments. It may call proceed().
   virtual void run(Call& call) = 0;
@@ -102,12 +104,13 @@ class Carrier : public c10::BackendMeta {
 };
 
 // Returns null for any other tensor.
-[[nodiscard]] inline Carrier* carrier_of(const c10::TensorImpl& tensor, c10::DispatchKey key) {
+[[nodiscard]] inline DispatchDelegate* delegate_of(const c10::TensorImpl& tensor,
+                                                   c10::DispatchKey key) {
   if (!tensor.key_set().has(key) || tensor.has_storage()) return nullptr;
-  return static_cast<Carrier*>(const_cast<c10::TensorImpl&>(tensor).get_backend_meta());
+  return static_cast<DispatchDelegate*>(const_cast<c10::TensorImpl&>(tensor).get_backend_meta());
 }
 
-// Interceptor: finds the first argument with a carrier, and lets that carrier run the operation.
-void hand_to_carrier(Call& call);
+// Interceptor: finds the first argument with a delegate, and lets that delegate run the operation.
+void run_by_delegate(Call& call);
 
 }  // namespace lockstep::dispatch

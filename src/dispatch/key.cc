@@ -3,10 +3,10 @@
 #include "base/format.h"
 #include "comm/init/init.h"
 #include "dispatch/call.h"
-#include "dispatch/deferral/recorder.h"
+#include "dispatch/deferred_init/recorder.h"
 #include "dispatch/lazy_storage.h"
 #include "dispatch/part.h"
-#include "dispatch/recompute/recomputation.h"
+#include "dispatch/recompute/activation_checkpoint_state.h"
 
 #include <lockstep/base/error.h>
 
@@ -35,36 +35,36 @@
 namespace lockstep::dispatch {
 namespace {
 
-Carrier* carrier_in(const c10::IValue& value, c10::DispatchKey key) {
+DispatchDelegate* delegate_in(const c10::IValue& value, c10::DispatchKey key) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
-    return tensor.defined() ? carrier_of(*tensor.unsafeGetTensorImpl(), key) : nullptr;
+    return tensor.defined() ? delegate_of(*tensor.unsafeGetTensorImpl(), key) : nullptr;
   }
   if (!value.isList()) return nullptr;
   for (const c10::IValue& element : value.toListRef()) {
     if (!element.isTensor() && !element.isNone()) return nullptr;
-    if (Carrier* found = carrier_in(element, key)) return found;
+    if (DispatchDelegate* found = delegate_in(element, key)) return found;
   }
   return nullptr;
 }
 
 }  // namespace
 
-void hand_to_carrier(Call& call) {
+void run_by_delegate(Call& call) {
   if (call.kind() == Call::Kind::query) return call.proceed();
   for (const c10::IValue& argument :
        torch::jit::last(call.stack(), call.operation().schema().arguments().size()))
-    if (Carrier* carrier = carrier_in(argument, call.key())) return carrier->run(call);
+    if (DispatchDelegate* delegate = delegate_in(argument, call.key())) return delegate->run(call);
   call.proceed();
 }
 
 namespace {
 
 // From the outermost to the innermost. On a thread that records, the recorder decides whether the
-// other interceptors run. Blocks are recorded before carriers, so that they contain the program's
-// operations and not the carriers'. Operations that a carrier runs are intercepted again. Memory is
-// provided last, for operations that really run.
-constexpr Interceptor interceptors[] = {&record_operation, &record_block, &hand_to_carrier,
+// other interceptors run. Blocks are recorded before delegates, so that they contain the program's
+// operations and not the delegates'. Operations that a delegate runs are intercepted again. Memory
+// is provided last, for operations that really run.
+constexpr Interceptor interceptors[] = {&record_operation, &record_block, &run_by_delegate,
                                         &check_parts, &bring_memory};
 
 Call::Kind kind_of(const c10::FunctionSchema& schema) {
@@ -244,7 +244,7 @@ class RefuseBeside final : public c10::OperatorKernel {
 
   void operator()(const OperatorHandle& operation, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) {
-    // The key may come from the thread's include set (Deferral) instead of a tensor.
+    // The key may come from the thread's include set (DeferredInit) instead of a tensor.
     if (keys.has(our_key)) {
       const std::size_t count = operation.schema().arguments().size();
       for (const c10::IValue& argument : torch::jit::last(*stack, count))

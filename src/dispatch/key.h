@@ -26,9 +26,9 @@ namespace lockstep::dispatch {
 inline constexpr c10::DispatchKey our_key = c10::DispatchKey::CustomRNGKeyId;
 
 // Factories without tensor arguments (empty(), zeros(), ...) compute their keys from the device and
-// drop our key, even if a thread that constructs with Deferral includes it. That thread therefore
-// includes this key, too: our function is the factories' kernel for it, and other operations ignore
-// it. LibTorch reserves it for out-of-tree deferred construction.
+// drop our key, even if a thread that constructs with DeferredInit includes it. That thread
+// therefore includes this key, too: our function is the factories' kernel for it, and other
+// operations ignore it. LibTorch reserves it for out-of-tree deferred construction.
 inline constexpr c10::DispatchKey factory_key = c10::DispatchKey::DeferredInit;
 
 // Returns our_key once it is known to work. Thread-safe. The first call registers our function,

@@ -8,7 +8,7 @@
 #include "sys/file_descriptor.h"
 #include "sys/mapped_file.h"
 
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
@@ -204,7 +204,7 @@ std::string generation_name(std::int64_t round, std::int64_t generation) {
 CommitFile::CommitFile(std::string name, Group& group, const std::vector<FilePart>& parts)
     : name_(std::move(name)), parts_(checkpoint::parts_of(parts)) {
   const auto by_rank = parallel::exchange_parts(group, parts_);
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     plan_ = checkpoint::plan_writing(by_rank, {}, only(group), {.files = 1});
     checkpoint::SafetensorsHeader& header = plan_.shards.front();
     // A file that is rewritten in each step has no checksums: its data passes through memory only.

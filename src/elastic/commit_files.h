@@ -115,8 +115,8 @@ void remove_before(const std::filesystem::path& folder, const std::filesystem::p
 // CommitFile: one safetensors file of a run's commit. Every rank writes its own boxes in place.
 class CommitFile {
  public:
-  // Plans which rank writes which boxes. Collective. Throws CommonFailure for parts that cannot be
-  // saved.
+  // Plans which rank writes which boxes. Collective. Throws CollectiveFailure for parts that cannot
+  // be saved.
   CommitFile(std::string name, Group& group, const std::vector<checkpoint::FilePart>& parts);
 
   // Returns true if the parts have the positions, shapes and dtypes for which the plan was made.

@@ -13,7 +13,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -115,16 +115,16 @@ void send_file(Group& group, int holder, const SharedFile& file, std::int64_t by
   }
 }
 
-// Throws CommonFailure if a file cannot be read, or rank 0 has no room.
+// Throws CollectiveFailure if a file cannot be read, or rank 0 has no room.
 fs::path transferred(Group& group, int holder, const fs::path& from, const fs::path& folder) {
   std::string text;
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     if (group.rank() == holder) text = text_of(from);
   });
   const std::vector<SentFile> files = files_in(broadcast_text(group, std::move(text), holder));
   const fs::path to = folder / received;
   std::vector<SharedFile> mapped(files.size());
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     if (group.is_root()) {
       if (folder.empty()) throw SystemError("keeping commits on the host of rank 0", ENOMEM);
       fs::remove_all(to);
@@ -160,7 +160,7 @@ Commits::Commits(Group group, const fs::path& folder, std::int64_t round)
 
 fs::path Commits::newest() {
   std::optional<FoundCommit> own;
-  together(group_, [&] {
+  run_on_all_or_fail(group_, [&] {
     if (!local_.is_root() || !are_kept()) return;
     own = newest_whole_commit(folder_);
     remove_but(folder_, own);
@@ -226,7 +226,7 @@ bool Commits::commit(const CommitContent& content, bool leaves) {
   group_.all_reduce(at::from_blob(flags, {std::ssize(flags)}, at::kLong), Op::max, commit_call)
       .wait();
   if (flags[1] != 0)
-    together(group_, [&] {
+    run_on_all_or_fail(group_, [&] {
       if (error) std::rethrow_exception(error);
     });
   if (host_.has_others && flags[3] != 0)
@@ -251,7 +251,7 @@ void Commits::keep(Parts& parts, bool is_new) {
     const int buffer = static_cast<int>(number_ % commit_buffers);
     if (!is_made_[static_cast<std::size_t>(buffer)]) make_buffer(buffer);
     write(buffer, parts);
-  } catch (const CommonFailure& failure) {
+  } catch (const CollectiveFailure& failure) {
     std::error_code nothing_more_to_do;
     if (local_.is_root() && number_ == 0) fs::remove_all(generation_, nothing_more_to_do);
     keep_nothing(failure.what());
@@ -273,27 +273,27 @@ void Commits::plan(const Parts& parts) {
   auto bytes = static_cast<std::int64_t>(std::max(least_text_bytes, 2 * parts.text.size()));
   local_.broadcast(at::from_blob(&bytes, {1}, at::kLong), 0, commit_call).wait();
   text_bytes_ = static_cast<std::size_t>(bytes);
-  together(local_, [&] {
+  run_on_all_or_fail(local_, [&] {
     if (!local_.is_root()) return;
     // The newest commit of an older generation stays until this generation has a whole one.
     remove_but(folder_, newest_commit(folder_));
     fs::create_directories(generation_);
     control_ = CommitControl::make(generation_, local_.size());
   });
-  together(local_, [&] {
+  run_on_all_or_fail(local_, [&] {
     if (!local_.is_root()) control_ = CommitControl::open(generation_);
   });
 }
 
 void Commits::make_buffer(int buffer) {
   const fs::path folder = generation_ / buffer_name(buffer);
-  together(local_, [&] {
+  run_on_all_or_fail(local_, [&] {
     if (!local_.is_root()) return;
     // All ranks arrive here after a whole commit, unless this is the first commit.
     if (number_ > 0) remove_before(folder_, generation_);
     make_files(buffer, folder);
   });
-  together(local_, [&] {
+  run_on_all_or_fail(local_, [&] {
     if (!local_.is_root()) open_files(buffer, folder);
   });
   is_made_[static_cast<std::size_t>(buffer)] = true;
@@ -371,7 +371,7 @@ fs::path newest_for_root(Group& group, const std::optional<FoundCommit>& own,
   if (holder == 0) return broadcast_text(group, std::move(from));
   try {
     return transferred(group, holder, from, folder);
-  } catch (const CommonFailure& failure) {
+  } catch (const CollectiveFailure& failure) {
     if (group.is_root())
       log::warning(
           "elastic: the state in the memory of another host cannot be taken over: {}; the run goes "

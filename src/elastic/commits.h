@@ -68,8 +68,8 @@ class Commits {
   [[nodiscard]] std::filesystem::path newest();
 
   // Commits the state between two steps. Collective. Returns true if any rank passed `leaves`.
-  // Throws CommonFailure for a state that cannot be saved. If memory is short, prints a line and
-  // keeps no further commits.
+  // Throws CollectiveFailure for a state that cannot be saved. If memory is short, prints a line
+  // and keeps no further commits.
   bool commit(const CommitContent& content, bool leaves);
 
   // Removes everything. Call it at the end of the training, after the last commit of every rank.

@@ -1,9 +1,9 @@
 #include <lockstep/elastic/elastic.h>
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/scope_exit.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/parts_reader.h"
 #include "checkpoint/rank_tensors.h"
@@ -14,7 +14,7 @@
 #include "sys/files.h"
 
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <map>
 #include <optional>
@@ -33,7 +33,7 @@ constexpr const char* loader_text = "elastic.loader";
 // Returns the newest checkpoint in `out` that rank 0 sees, or an empty path.
 fs::path newest_checkpoint(Group& group, const fs::path& out) {
   std::string found;
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     if (!group.is_root() || out.empty()) return;
     if (const auto newest = checkpoint::latest_checkpoint(out)) found = newest->string();
   });
@@ -44,10 +44,10 @@ void check_tensors(const checkpoint::PartsReader& file, const std::string& prefi
                    const checkpoint::NamedTensors& tensors) {
   for (const auto& [name, tensor] : tensors) {
     const checkpoint::TensorEntry* entry = file.find(prefix + name);
-    check_input(entry != nullptr, "expected a tensor named {}, found none", visible(prefix + name));
+    check_input(entry != nullptr, "expected a tensor named {}, found none", escaped(prefix + name));
     check_input(
         tensor.sizes() == at::IntArrayRef(entry->shape) && tensor.scalar_type() == entry->dtype,
-        "{}: expected {} [{}], found {} [{}]", visible(name), c10::toString(tensor.scalar_type()),
+        "{}: expected {} [{}], found {} [{}]", escaped(name), c10::toString(tensor.scalar_type()),
         listed(tensor.sizes(), ", "), c10::toString(entry->dtype), listed(entry->shape, ", "));
   }
   check_input(tensors.size() == file.entries().size(),
@@ -57,13 +57,13 @@ void check_tensors(const checkpoint::PartsReader& file, const std::string& prefi
 
 // Reads the values of the program's own tensors that were committed or saved with the state in
 // `folder`. Collective. The folder may come from any number of ranks: a checkpoint stores these
-// tensors as rank 0's own. Throws CommonFailure if the folder has other tensors.
+// tensors as rank 0's own. Throws CollectiveFailure if the folder has other tensors.
 void read_tensors(Group& group, const fs::path& folder, const checkpoint::NamedTensors& tensors) {
   if (tensors.empty()) return;
   const bool is_commit = checkpoint::step_of(folder) < 0;
   const std::string prefix = is_commit ? std::string() : checkpoint::prefix_of(0);
   checkpoint::PartsReader file(group, folder / (is_commit ? program_file : checkpoint::own_file));
-  together(group, [&] { file.in_file([&] { check_tensors(file, prefix, tensors); }); });
+  run_on_all_or_fail(group, [&] { file.in_file([&] { check_tensors(file, prefix, tensors); }); });
   std::vector<Part> parts;
   for (const auto& [name, tensor] : tensors)
     parts.push_back(
@@ -99,9 +99,9 @@ struct ElasticState::State {
 
   void take_up(const fs::path& folder) {
     std::map<std::string, at::Tensor> of_rank;  // on other ranks too, read_tensors() reads these
-    values =
-        checkpoint::load(folder, *handle, *optimizer,
-                         {.scheduler = parts.scheduler, .scaler = parts.scaler, .own = &of_rank});
+    values = checkpoint::load(
+        folder, *handle, *optimizer,
+        {.scheduler = parts.scheduler, .scaler = parts.scaler, .per_rank = &of_rank});
     read_tensors(in_round().group(), folder, parts.tensors);
   }
 
@@ -119,7 +119,7 @@ struct ElasticState::State {
   void take_folder() {
     if (fence || !in_round().has_agent()) return;
     fence.emplace(options.out, in_round().of_run());
-    together(in_round().group(), [&] {
+    run_on_all_or_fail(in_round().group(), [&] {
       if (!in_round().group().is_root()) return;
       sys::make_directories(options.out);
       fence->take();
@@ -129,7 +129,7 @@ struct ElasticState::State {
   [[nodiscard]] checkpoint::SaveOptions saving() {
     checkpoint::SaveOptions how{
         .scheduler = parts.scheduler, .scaler = parts.scaler, .keep = options.keep};
-    if (in_round().group().is_root()) how.own = parts.tensors;
+    if (in_round().group().is_root()) how.per_rank = parts.tensors;
     if (fence) how.before_naming = [this] { fence->check(); };
     return how;
   }
@@ -171,7 +171,7 @@ void ElasticState::attach(Handle& handle, torch::optim::Optimizer& optimizer, El
   check(handle.group().size() == group.size() && handle.group().rank() == group.rank(),
         "ElasticState::attach: the handle must use the group of this round");
   state.handle = &handle;
-  state.in_round().ends(handle);
+  state.in_round().abort_on_end(handle);
   state.optimizer = &optimizer;
   state.parts = std::move(parts);
   if (const fs::path folder = state.newest(); !folder.empty()) state.take_up(folder);
@@ -212,23 +212,24 @@ void ElasticState::commit() {
 bool elastic(ElasticState& state, const std::function<void(ElasticState&)>& train) {
   ElasticState::State& inner = *state.state_;
   const int of_a_model = inner.options.ranks_of_a_model;
-  return run_rounds({.init = inner.options.init,
-                     .rejoin_timeout = inner.options.rejoin_timeout,
-                     .reserve = inner.options.reserve,
-                     .ranks_wanted = [&](int there) { return there / of_a_model * of_a_model; }},
-                    [&](Round& round) {
-                      inner.round = &round;
-                      inner.values = {};
-                      ScopeExit forget([&] {
-                        inner.round = nullptr;
-                        inner.handle = nullptr;
-                        inner.optimizer = nullptr;
-                        inner.parts = {};
-                        inner.loader = nullptr;
-                        inner.fence.reset();
-                      });
-                      train(state);
-                    });
+  return run_rendezvous_rounds(
+      {.init = inner.options.init,
+       .rejoin_timeout = inner.options.rejoin_timeout,
+       .hot_spares = inner.options.hot_spares,
+       .ranks_wanted = [&](int there) { return there / of_a_model * of_a_model; }},
+      [&](Round& round) {
+        inner.round = &round;
+        inner.values = {};
+        ScopeExit forget([&] {
+          inner.round = nullptr;
+          inner.handle = nullptr;
+          inner.optimizer = nullptr;
+          inner.parts = {};
+          inner.loader = nullptr;
+          inner.fence.reset();
+        });
+        train(state);
+      });
 }
 
 }  // namespace lockstep

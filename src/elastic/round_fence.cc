@@ -1,8 +1,8 @@
 #include "elastic/round_fence.h"
 
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
 
@@ -60,7 +60,7 @@ void RoundFence::check() const {
       "{}: expected round {} of run {}, which this process belongs to, found {}; it writes nothing "
       "there any more",
       file_.string(), own_.round, own_.run,
-      found ? formatted("round {} of run {}", found->round, visible(found->run, 80))
+      found ? formatted("round {} of run {}", found->round, escaped(found->run, 80))
             : std::string("no round")));
 }
 

@@ -14,7 +14,7 @@
 #include "rank_env/variables.h"
 #include "sys/files.h"
 
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/embedding.h>
@@ -62,7 +62,7 @@ constexpr auto between_asks = std::chrono::milliseconds(50);
 std::string run_id() { return environment::text(rank_env::variable::run_id).value_or("run"); }
 
 // Returns this rank's folder on this host; the group may span several hosts.
-std::filesystem::path folder_of_commits(const Rounds* rounds) {
+std::filesystem::path folder_of_commits(const RoundClient* rounds) {
   if (rounds == nullptr) return {};
   try {
     rank_env::make_commit_folder(run_id(), agent_process());
@@ -87,8 +87,8 @@ void finish(Round& round) {
   constexpr CallOptions at_the_end{.tag = "end of training"};
   round.group().barrier(at_the_end).wait();
   if (round.group().is_root()) {
-    if (!round.is_unfinished()) round.mark(done_mark, "1");
-    round.mark(over_mark, formatted("{}", round.number()));
+    if (!round.is_unfinished()) round.set_flag(done_mark, "1");
+    round.set_flag(over_mark, formatted("{}", round.number()));
   }
   round.group().barrier(at_the_end).wait();
   round.commits().remove();
@@ -99,10 +99,10 @@ void finish(Round& round) {
 bool is_final(const std::exception& error) {
   return dynamic_cast<const BadInput*>(&error) != nullptr ||
          dynamic_cast<const InvalidArgument*>(&error) != nullptr ||
-         dynamic_cast<const CommonFailure*>(&error) != nullptr;
+         dynamic_cast<const CollectiveFailure*>(&error) != nullptr;
 }
 
-void say_final(const Rounds& rounds, const std::string& why) noexcept {
+void say_final(const RoundClient& rounds, const std::string& why) noexcept {
   try {
     rounds.say_final(why);
   } catch (const std::exception&) {
@@ -119,7 +119,7 @@ std::exception_ptr run_body(Round& round, const std::function<void(Round&)>& bod
     return nullptr;
   } catch (const RoundEnded&) {
     throw;
-  } catch (const CommonFailure&) {
+  } catch (const CollectiveFailure&) {
     return std::current_exception();
   } catch (const std::exception& error) {
     leave(round.group(), error.what());
@@ -127,22 +127,22 @@ std::exception_ptr run_body(Round& round, const std::function<void(Round&)>& bod
   }
 }
 
-rank_env::RankInfo place_of(const Rounds& rounds, const RoundPlace* place) {
+rank_env::RankInfo place_of(const RoundClient& rounds, const RoundPlace* place) {
   return place != nullptr ? rank_info(*place, rounds.number()) : rank_env::detect_rank();
 }
 
-Group join(const rank_env::RankInfo& info, const InitOptions& options, const Rounds& rounds) {
+Group join(const rank_env::RankInfo& info, const InitOptions& options, const RoundClient& rounds) {
   return init_at(info, options,
                  [&](std::shared_ptr<Store> store) { return rounds.filtered(std::move(store)); });
 }
 
 // Waits for the end of the round as a surplus rank. This rank does not join a group, so that no
 // rank waits for it; it reads everything from the store.
-void wait_beside(const LoopOptions& options, const Rounds& rounds, const RoundWatch& watch) {
+void wait_beside(const LoopOptions& options, const RoundClient& rounds, const RoundWatch& watch) {
   const std::shared_ptr<void> meanwhile = options.while_waiting ? options.while_waiting() : nullptr;
   rank_env::watch_agent();
   const std::string number = formatted("{}", rounds.number());
-  while (rounds.marked(over_mark) != number) {
+  while (rounds.flag(over_mark) != number) {
     if (watch.has_ended()) throw RoundEnded(watch.end());
     std::this_thread::sleep_for(between_asks);
   }
@@ -150,7 +150,8 @@ void wait_beside(const LoopOptions& options, const Rounds& rounds, const RoundWa
 
 // Waits until more nodes join. If no more nodes can join, one rank throws BadInput, which ends the
 // run.
-void wait_for_more(const Rounds& rounds, const RoundWatch& watch, const rank_env::RankInfo& place) {
+void wait_for_more(const RoundClient& rounds, const RoundWatch& watch,
+                   const rank_env::RankInfo& place) {
   const std::string there = counted(place.size, "rank");
   check_input(place.rank > 0 || !rounds.are_nodes_fixed(),
               "{} cannot make one copy of the model: start more ranks, or give --nnodes MIN:MAX, "
@@ -165,10 +166,10 @@ void wait_for_more(const Rounds& rounds, const RoundWatch& watch, const rank_env
 }
 
 // Runs one round. If an error on all of its ranks ended the round, returns the error.
-std::exception_ptr be_in_round(const LoopOptions& options, const Rounds& rounds,
+std::exception_ptr be_in_round(const LoopOptions& options, const RoundClient& rounds,
                                const RoundPlace* place, const std::function<void(Round&)>& body,
                                RoundTimes& times, bool& has_part) {
-  rounds.keep();
+  rounds.survive();
   RoundWatch watch([rounds] { return rounds.ended(); });
   rank_env::RankInfo info = place_of(rounds, place);
   const int wanted = options.ranks_wanted ? options.ranks_wanted(info.size) : info.size;
@@ -191,7 +192,7 @@ std::exception_ptr be_in_round(const LoopOptions& options, const Rounds& rounds,
 }
 
 // Returns the reason why the round ended, unless `body` returned.
-std::optional<std::string> run_round(const LoopOptions& options, const Rounds& rounds,
+std::optional<std::string> run_round(const LoopOptions& options, const RoundClient& rounds,
                                      const RoundPlace* place,
                                      const std::function<void(Round&)>& body, RoundTimes& times,
                                      bool& has_part) {
@@ -218,14 +219,14 @@ constexpr auto after_an_error = std::chrono::seconds(1);
 
 }  // namespace
 
-Round::Round(Group group, const Rounds* rounds, RoundWatch* watch, RoundTimes times)
+Round::Round(Group group, const RoundClient* rounds, RoundWatch* watch, RoundTimes times)
     : group_(std::move(group)),
       rounds_(rounds),
       watch_(watch),
       commits_(group_, folder_of_commits(rounds), number()),
       times_(times) {}
 
-void Round::ends(const Handle& handle) {
+void Round::abort_on_end(const Handle& handle) {
   if (watch_ != nullptr) watch_->watch(HandleState::abort_of(handle));
 }
 
@@ -242,34 +243,34 @@ void Round::commit(const CommitContent& content) {
                   watch_->has_ended() ? watch_->end() : "another rank reported its end"));
 }
 
-std::string Round::marked(const std::string& name) {
+std::string Round::flag(const std::string& name) {
   std::string value;
-  together(group_, [&] {
-    if (group_.is_root() && has_agent()) value = rounds_->marked(name).value_or("");
+  run_on_all_or_fail(group_, [&] {
+    if (group_.is_root() && has_agent()) value = rounds_->flag(name).value_or("");
   });
   return broadcast_text(group_, std::move(value));
 }
 
-void Round::mark(const std::string& name, const std::string& value) {
-  if (has_agent()) rounds_->mark(name, value);
+void Round::set_flag(const std::string& name, const std::string& value) {
+  if (has_agent()) rounds_->set_flag(name, value);
 }
 
 void say_final_failure(const std::string& why) noexcept {
   try {
-    if (const auto rounds = Rounds::of_environment(std::chrono::seconds(5)))
+    if (const auto rounds = RoundClient::of_environment(std::chrono::seconds(5)))
       say_final(*rounds, why);
   } catch (const std::exception&) {
     // The agent notices the end anyway.
   }
 }
 
-bool run_rounds(const LoopOptions& options, const std::function<void(Round&)>& body) {
-  if (rank_env::is_in_reserve()) {
+bool run_rendezvous_rounds(const LoopOptions& options, const std::function<void(Round&)>& body) {
+  if (rank_env::is_hot_spare()) {
     warm_up();
     if (options.prepare) options.prepare();
-    if (!rank_env::wait_for_place()) return false;
+    if (!rank_env::wait_for_assignment()) return false;
   }
-  std::optional<Rounds> rounds = Rounds::of_environment(options.init.join_timeout);
+  std::optional<RoundClient> rounds = RoundClient::of_environment(options.init.join_timeout);
   if (!rounds) {
     Group group = init(options.init);
     const int wanted = options.ranks_wanted ? options.ranks_wanted(group.size()) : group.size();
@@ -279,12 +280,12 @@ bool run_rounds(const LoopOptions& options, const std::function<void(Round&)>& b
     body(round);
     return true;
   }
-  if (options.reserve) rounds->offer_reserve();
+  if (options.hot_spares) rounds->allow_hot_spares();
   std::optional<RoundPlace> place;  // the place in the first round is in the environment
   RoundTimes times;
   times.placed();
   for (;;) {
-    if (rounds->marked(done_mark)) return true;
+    if (rounds->flag(done_mark)) return true;
     bool has_part = true;
     const std::optional<std::string> end =
         run_round(options, *rounds, place ? &*place : nullptr, body, times, has_part);

@@ -4,8 +4,8 @@
 #include "base/format.h"
 #include "base/mutex.h"
 #include "elastic/commits.h"
+#include "elastic/round_client.h"
 #include "elastic/round_fence.h"
-#include "elastic/rounds.h"
 #include "sys/thread.h"
 
 #include <lockstep/base/deadline.h>
@@ -64,8 +64,8 @@ class RoundTimes {
 // without a failure, the loop notices it at its next commit.
 class RoundWatch {
  public:
-  // `ended` calls Rounds::ended() on a copy of Rounds that only this thread uses. Errors of the
-  // store are ignored, because training does not need it.
+  // `ended` calls RoundClient::ended() on a copy of RoundClient that only this thread uses. Errors
+  // of the store are ignored, because training does not need it.
   explicit RoundWatch(std::function<std::optional<std::string>()> ended);
   ~RoundWatch();
   RoundWatch(const RoundWatch&) = delete;
@@ -108,7 +108,7 @@ class Round {
  public:
   // Collective. `rounds` and `watch` are null if no agent makes rounds: then there is a single
   // round, and nothing is kept in memory.
-  Round(Group group, const Rounds* rounds, RoundWatch* watch, RoundTimes times = {});
+  Round(Group group, const RoundClient* rounds, RoundWatch* watch, RoundTimes times = {});
 
   [[nodiscard]] Group& group() { return group_; }
   [[nodiscard]] Commits& commits() { return commits_; }
@@ -118,27 +118,27 @@ class Round {
   [[nodiscard]] RoundOfRun of_run() const;
 
   // Registers the groups of the handle's strategy, which end with the round. Local.
-  void ends(const Handle& handle);
+  void abort_on_end(const Handle& handle);
   // Call when the body has restored its state and begins with steps. Local.
   void note_restored() { times_.restored(); }
   // Calls Commits::commit(). Collective. Throws RoundEnded if the ranks must continue in another
   // round.
   void commit(const CommitContent& content);
 
-  // Returns the value that rank 0 of this or an earlier round set with mark(); empty if none was
-  // set. Collective.
-  [[nodiscard]] std::string marked(const std::string& name);
+  // Returns the value that rank 0 of this or an earlier round set with set_flag(); empty if none
+  // was set. Collective.
+  [[nodiscard]] std::string flag(const std::string& name);
   // Call on all ranks before the body returns, if the training is incomplete and a later start of
   // the program will continue it.
   void leave_unfinished() { is_unfinished_ = true; }
   [[nodiscard]] bool is_unfinished() const { return is_unfinished_; }
 
   // Called by rank 0.
-  void mark(const std::string& name, const std::string& value);
+  void set_flag(const std::string& name, const std::string& value);
 
  private:
   Group group_;
-  const Rounds* rounds_;
+  const RoundClient* rounds_;
   RoundWatch* watch_;
   Commits commits_;
   bool is_unfinished_ = false;
@@ -150,8 +150,8 @@ struct LoopOptions {
   InitOptions init = {};
   Duration rejoin_timeout = std::chrono::minutes(10);  // limit for the wait until the next round
   // If true, processes of this program may be started as hot spares (rank_env/rank_info.h). A spare
-  // has no rank until run_rounds().
-  bool reserve = false;
+  // has no rank until run_rendezvous_rounds().
+  bool hot_spares = false;
   // If `there` ranks are present, the first ranks_wanted(there) of them form the round's group; 0
   // if they are too few. Surplus ranks are not in the group and wait until the round ends. Without
   // an agent that makes rounds, all ranks must be wanted. Empty: all ranks.
@@ -168,7 +168,8 @@ struct LoopOptions {
 //
 // PeerLost, Timeout, Aborted and RoundEnded end a round; without an agent that makes rounds they
 // are thrown. All other exceptions of `body` are thrown.
-[[nodiscard]] bool run_rounds(const LoopOptions& options, const std::function<void(Round&)>& body);
+[[nodiscard]] bool run_rendezvous_rounds(const LoopOptions& options,
+                                         const std::function<void(Round&)>& body);
 
 // Prevents another round. Call it before a process ends with an error that would occur again after
 // each restart, such as an invalid command line. Does nothing if no agent makes rounds.

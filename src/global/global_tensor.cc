@@ -101,7 +101,7 @@ void GlobalTensor::begin_write() {
 GlobalTensor* global_of(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.unsafeGetTensorImpl()->has_storage()) return nullptr;
   return static_cast<GlobalTensor*>(
-      dispatch::carrier_of(*tensor.unsafeGetTensorImpl(), dispatch::key()));
+      dispatch::delegate_of(*tensor.unsafeGetTensorImpl(), dispatch::key()));
 }
 
 GlobalTensor& expect_global(const at::Tensor& tensor, const char* what) {

@@ -22,7 +22,7 @@
 
 namespace lockstep::global {
 
-class GlobalTensor final : public dispatch::Carrier {
+class GlobalTensor final : public dispatch::DispatchDelegate {
  public:
   GlobalTensor(at::Tensor local, SpecPtr spec, Mesh mesh)
       : local(std::move(local)), spec(std::move(spec)), mesh(std::move(mesh)) {}

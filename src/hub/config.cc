@@ -1,7 +1,7 @@
 #include "hub/config.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"
 
@@ -109,7 +109,7 @@ class Fields {
 
   static std::string shown(const nlohmann::json& value) {
     if (value.is_structured()) return value.is_array() ? "a list" : "an object";
-    return visible(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), 80);
+    return escaped(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), 80);
   }
 
   std::string path_;
@@ -131,21 +131,22 @@ void check_other_names(const Fields& fields) {
 
 models::GptOptions gpt_options(const Fields& fields) {
   check_other_names(fields);
-  models::GptOptions options{.layers = fields.size("n_layer"),
-                             .heads = fields.size("n_head"),
-                             .width = fields.size("n_embd"),
-                             .block = fields.size("n_positions", fields.size("n_ctx", 1024)),
-                             .vocabulary = fields.size("vocab_size"),
-                             .bias = true};
+  models::GptOptions options{
+      .layers = fields.size("n_layer"),
+      .heads = fields.size("n_head"),
+      .hidden_size = fields.size("n_embd"),
+      .context_length = fields.size("n_positions", fields.size("n_ctx", 1024)),
+      .vocabulary = fields.size("vocab_size"),
+      .bias = true};
   const std::string activation = fields.text("activation_function", "gelu_new");
   options.tanh_gelu = activation == "gelu_new" || activation == "gelu_pytorch_tanh";
   if (!options.tanh_gelu && activation != "gelu")
     fields.fail(
         formatted("activation_function: expected gelu_new, gelu_pytorch_tanh or gelu, found '{}'",
-                  visible(activation, 80)));
-  if (fields.size("n_inner", 4 * options.width) != 4 * options.width)
-    fields.fail(formatted("n_inner: expected {}, four times n_embd, found {}", 4 * options.width,
-                          fields.size("n_inner")));
+                  escaped(activation, 80)));
+  if (fields.size("n_inner", 4 * options.hidden_size) != 4 * options.hidden_size)
+    fields.fail(formatted("n_inner: expected {}, four times n_embd, found {}",
+                          4 * options.hidden_size, fields.size("n_inner")));
   if (fields.positive("layer_norm_epsilon", 1e-5) != 1e-5)
     fields.fail(formatted("layer_norm_epsilon: expected 1e-5, found {}",
                           fields.positive("layer_norm_epsilon")));
@@ -170,7 +171,7 @@ models::RotaryScaling scaling_in(const Fields& fields) {
   if (kind == "linear") return {.factor = fields.at_least_1("factor")};
   if (kind != "llama3")
     fields.fail(
-        formatted("rope_type: expected default, linear or llama3, found '{}'", visible(kind, 80)));
+        formatted("rope_type: expected default, linear or llama3, found '{}'", escaped(kind, 80)));
   models::RotaryScaling::ByWave waves{
       .low_frequency_factor = fields.positive("low_freq_factor"),
       .high_frequency_factor = fields.positive("high_freq_factor"),
@@ -228,21 +229,21 @@ void read_positions(const Fields& fields, models::LlamaOptions& options) {
 models::LlamaOptions llama_options(const Fields& fields) {
   models::LlamaOptions options{.layers = fields.size("num_hidden_layers"),
                                .heads = fields.size("num_attention_heads"),
-                               .width = fields.size("hidden_size"),
-                               .hidden = fields.size("intermediate_size"),
-                               .block = fields.size("max_position_embeddings", 2048),
+                               .hidden_size = fields.size("hidden_size"),
+                               .intermediate_size = fields.size("intermediate_size"),
+                               .context_length = fields.size("max_position_embeddings", 2048),
                                .vocabulary = fields.size("vocab_size"),
                                .norm_epsilon = fields.positive("rms_norm_eps", 1e-6),
                                .attention_bias = fields.flag("attention_bias", false),
                                .feed_forward_bias = fields.flag("mlp_bias", false),
                                .tied = fields.flag("tie_word_embeddings", false)};
   options.key_value_heads = fields.size("num_key_value_heads", options.heads);
-  options.head_width = fields.size("head_dim", options.width / options.heads);
+  options.head_width = fields.size("head_dim", options.hidden_size / options.heads);
   const std::string activation = fields.text("hidden_act", "silu");
   if (activation != "silu")
-    fields.fail(formatted("hidden_act: expected silu, found '{}'", visible(activation, 80)));
+    fields.fail(formatted("hidden_act: expected silu, found '{}'", escaped(activation, 80)));
   read_positions(fields, options);
-  check_sees_all(fields, options.block);
+  check_sees_all(fields, options.context_length);
   return options;
 }
 
@@ -272,7 +273,7 @@ ModelOptions read_config(const std::filesystem::path& folder) {
   const std::string type = fields->text("model_type");
   if (type == "gpt2") return gpt_options(*fields);
   if (type == "llama") return llama_options(*fields);
-  fields->fail(formatted("model_type: expected gpt2 or llama, found '{}'", visible(type, 80)));
+  fields->fail(formatted("model_type: expected gpt2 or llama, found '{}'", escaped(type, 80)));
 }
 
 std::string config_text(const models::GptOptions& options) {
@@ -280,8 +281,8 @@ std::string config_text(const models::GptOptions& options) {
                                 {"model_type", "gpt2"},
                                 {"n_layer", options.layers},
                                 {"n_head", options.heads},
-                                {"n_embd", options.width},
-                                {"n_positions", options.block},
+                                {"n_embd", options.hidden_size},
+                                {"n_positions", options.context_length},
                                 {"vocab_size", options.vocabulary},
                                 {"activation_function", options.tanh_gelu ? "gelu_new" : "gelu"},
                                 {"layer_norm_epsilon", 1e-5},
@@ -302,10 +303,10 @@ std::string config_text(const models::LlamaOptions& options) {
                                 {"num_hidden_layers", options.layers},
                                 {"num_attention_heads", options.heads},
                                 {"num_key_value_heads", options.key_value_heads},
-                                {"hidden_size", options.width},
+                                {"hidden_size", options.hidden_size},
                                 {"head_dim", options.head_width},
-                                {"intermediate_size", options.hidden},
-                                {"max_position_embeddings", options.block},
+                                {"intermediate_size", options.intermediate_size},
+                                {"max_position_embeddings", options.context_length},
                                 {"vocab_size", options.vocabulary},
                                 {"rope_theta", options.rotary_base},
                                 {"rms_norm_eps", options.norm_epsilon},

@@ -3,7 +3,7 @@
 #include <lockstep/module/state_dict.h>
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/weight_files.h"
 #include "hub/config.h"
@@ -67,10 +67,10 @@ void check_entry(const checkpoint::WeightFiles& files, const std::string& name,
   const checkpoint::TensorEntry& entry = files.entry(name);
   check_input(at::IntArrayRef(entry.shape) == expected,
               "{}: tensor '{}' has shape {}, config.json says {}", files.file_of(name).string(),
-              visible(name), c10::str(at::IntArrayRef(entry.shape)), c10::str(expected));
+              escaped(name), c10::str(at::IntArrayRef(entry.shape)), c10::str(expected));
   check_input(c10::isFloatingType(entry.dtype),
               "{}: tensor '{}' has dtype {}, expected a floating-point one",
-              files.file_of(name).string(), visible(name), c10::toString(entry.dtype));
+              files.file_of(name).string(), escaped(name), c10::toString(entry.dtype));
 }
 
 // Checks the size of one tensor before the model is allocated, because config.json may describe a
@@ -79,25 +79,27 @@ void check_size(const checkpoint::WeightFiles& files, const std::filesystem::pat
                 const std::string& name, at::IntArrayRef expected) {
   const std::optional<std::string> in_file = name_in(files, name);
   check_input(in_file.has_value(), "{}: has no tensor '{}', which config.json requires",
-              folder.string(), visible(name));
+              folder.string(), escaped(name));
   check_entry(files, *in_file, expected);
 }
 
 void check_sizes(const models::GptOptions& options, const checkpoint::WeightFiles& files,
                  const std::filesystem::path& folder) {
   const std::string last = formatted("transformer.h.{}.", options.layers - 1);
-  check_size(files, folder, "transformer.wte.weight", {options.vocabulary, options.width});
-  check_size(files, folder, "transformer.wpe.weight", {options.block, options.width});
-  check_size(files, folder, last + "ln_1.weight", {options.width});
+  check_size(files, folder, "transformer.wte.weight", {options.vocabulary, options.hidden_size});
+  check_size(files, folder, "transformer.wpe.weight",
+             {options.context_length, options.hidden_size});
+  check_size(files, folder, last + "ln_1.weight", {options.hidden_size});
 }
 
 void check_sizes(const models::LlamaOptions& options, const checkpoint::WeightFiles& files,
                  const std::filesystem::path& folder) {
   const std::string last = formatted("model.layers.{}.", options.layers - 1);
   const std::int64_t heads = options.heads * options.head_width;
-  check_size(files, folder, "model.embed_tokens.weight", {options.vocabulary, options.width});
-  check_size(files, folder, last + "self_attn.q_proj.weight", {heads, options.width});
-  check_size(files, folder, last + "mlp.gate_proj.weight", {options.hidden, options.width});
+  check_size(files, folder, "model.embed_tokens.weight", {options.vocabulary, options.hidden_size});
+  check_size(files, folder, last + "self_attn.q_proj.weight", {heads, options.hidden_size});
+  check_size(files, folder, last + "mlp.gate_proj.weight",
+             {options.intermediate_size, options.hidden_size});
 }
 
 // A tensor of the module and its name in the files. Aliases come after their tensors.
@@ -118,7 +120,7 @@ std::vector<Filling> plan(const Model& model, const checkpoint::WeightFiles& fil
     const bool is_alias = aliases.contains(item.name);
     if (!in_file && is_alias) continue;
     check_input(in_file.has_value(), "{}: has no tensor '{}', which config.json requires",
-                folder.string(), visible(item.name));
+                folder.string(), escaped(item.name));
     const at::Tensor tensor = is_transposed(model, item.name) ? item.tensor.t() : item.tensor;
     check_entry(files, *in_file, tensor.sizes());
     known.insert(*in_file);
@@ -127,7 +129,7 @@ std::vector<Filling> plan(const Model& model, const checkpoint::WeightFiles& fil
   for (const std::string& name : files.names())
     check_input(known.contains(name) || is_passed_over(model, name),
                 "{}: tensor '{}' is not part of the model in config.json",
-                files.file_of(name).string(), visible(name));
+                files.file_of(name).string(), escaped(name));
   return fillings;
 }
 
@@ -154,7 +156,7 @@ LanguageModel loaded(const Options& options, const std::filesystem::path& folder
     else
       check_input(filling.tensor.equal(values.to(filling.tensor.scalar_type())),
                   "{}: tensor '{}' differs from the embedding that it is tied to",
-                  files.file_of(filling.in_file).string(), visible(filling.in_file));
+                  files.file_of(filling.in_file).string(), escaped(filling.in_file));
   }
   model->eval();
   return model;

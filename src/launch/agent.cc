@@ -49,7 +49,7 @@ void check_rounds(const WorkerSpec& spec) {
               nodes.least_nodes);
   check_input(spec.max_restarts >= 0, "--max-restarts: expected 0 or more, found {}",
               spec.max_restarts);
-  check_input(spec.reserve >= 0, "--reserve: expected 0 or more, found {}", spec.reserve);
+  check_input(spec.hot_spares >= 0, "--hot-spares: expected 0 or more, found {}", spec.hot_spares);
   check_input(spec.hung_after >= Duration::zero(), "--hung-after: expected 0s or more, found {}",
               format_duration(spec.hung_after));
   check_input(nodes.last_call >= Duration::zero(), "--last-call: expected 0s or more, found {}",
@@ -180,7 +180,7 @@ bool Agent::Run::find_file() {
   file_ = found.file;
   run_.problem = found.problem;
   if (run_.problem.empty()) return true;
-  relay_.say(run_.problem);
+  relay_.log_line(run_.problem);
   run_.result.exit_code = found.exit_code;
   run_.machine.could_not_start(0);
   return false;
@@ -195,7 +195,8 @@ void Agent::Run::come_together() {
     source_ = std::make_unique<OneRound>(serve_store(spec.store_port));
     return;
   }
-  WaitingLines lines([this](const std::string& line) { relay_.say(line); }, spec.forward_signals);
+  WaitingLines lines([this](const std::string& line) { relay_.log_line(line); },
+                     spec.forward_signals);
   lines.wait_for(may_have_more_rounds(spec)
                      ? "the store at " + (nodes.store.empty() ? nodes.rendezvous : nodes.store)
                      : "node 0 at " + nodes.rendezvous);
@@ -289,12 +290,12 @@ void Agent::Run::supervise() {
   if (const auto signal = run_.machine.take_signal()) send_to_all(*signal);
   session_->go_on();
   processes_->tend();
-  if (relay_.say_losses(run_.outputs())) signalled(SIGPIPE);
+  if (relay_.log_losses(run_.outputs())) signalled(SIGPIPE);
 }
 
 Deadline Agent::Run::next_wake(Clock::time_point now) {
   Deadline wake = Deadline::after(longest_wait);
-  for (const auto& next : {run_.machine.next(), processes_->reserve().next()})
+  for (const auto& next : {run_.machine.next(), processes_->hot_spares().next()})
     if (next) wake = wake.or_sooner(Deadline::after(*next - now));
   return wake.or_sooner(session_->next_wake(now))
       .or_sooner(OutputRelay::show_unfinished(run_.outputs(), now));
@@ -332,9 +333,9 @@ bool Agent::Run::are_signalled() const {
 }
 
 void Agent::Run::send_to_all(int signal) {
-  const bool ends_round = run_.gathering_for >= 0 && (signal == SIGTERM || signal == SIGKILL);
+  const bool ends_round = run_.rendezvous_for >= 0 && (signal == SIGTERM || signal == SIGKILL);
   if (run_.machine.state() == State::failed && signal == SIGTERM && !ends_round)
-    relay_.say(run_.failure + "; ending the others");
+    relay_.log_line(run_.failure + "; ending the others");
   processes_->send(signal, ends_round);
 }
 

@@ -12,8 +12,8 @@
 //    left the process groups or sessions of the ranks.
 //  - If the agent's own process is killed, the ranks and the processes that they started are killed
 //    with it: the kernel kills the agent's children; each rank that has called init() ends by
-//    itself, with one line that says why; a guard, a small process beside the agent, kills every
-//    other process that still has the ranks' environment. Only a process that has cleared its
+//    itself, with one line that says why; an orphan reaper, a small process beside the agent, kills
+//    every other process that still has the ranks' environment. Only a process that has cleared its
 //    environment, was not started by the agent itself and never called init() can outlive it.
 //  - Over several nodes: the first failure on any node ends the run on all nodes, and every agent
 //    reports it and returns its exit code. An agent that vanishes, or is stopped for longer than
@@ -74,10 +74,10 @@ struct WorkerSpec {
   // not restarted. Nodes that join or leave are not counted.
   int max_restarts = 0;
   // The number of hot spare processes of this node, while restarts are left. The program must have
-  // announced that it supports hot spares (round_key::reserve). A hot spare has no rank; its
+  // announced that it supports hot spares (round_key::hot_spares). A hot spare has no rank; its
   // libraries are loaded, so that it can take the rank of a lost worker at once. With gpus_per_rank
   // there are no hot spares, because a process reads its GPUs before it has a rank.
-  int reserve = 1;
+  int hot_spares = 1;
   // A worker is killed, and has failed, if it or one of its descendants is stopped (SIGSTOP, a
   // debugger) for this long; 0: never.
   Duration hung_after = {};

@@ -75,7 +75,7 @@ void set_rendezvous(Environment& environment, const RankSpec& place) {
   unset(environment, variable::store);
   unset(environment, variable::secret_descriptor);
   unset(environment, variable::agent_descriptor);
-  unset(environment, variable::reserve_descriptor);
+  unset(environment, variable::hot_spare_descriptor);
   if (place.agent_descriptor >= 0)
     set(environment, variable::agent_descriptor, std::to_string(place.agent_descriptor));
   if (place.store.empty()) return;
@@ -159,12 +159,12 @@ Environment rank_environment(Environment base, const RankSpec& place) {
   return base;
 }
 
-Environment reserve_environment(Environment base, const RankSpec& place, int descriptor) {
+Environment hot_spare_environment(Environment base, const RankSpec& place, int descriptor) {
   RankSpec nowhere = place;
   nowhere.gpus.clear();
   Environment environment = rank_environment(std::move(base), nowhere);
   std::erase_if(environment, [](const auto& entry) { return is_of_place(entry.first); });
-  set(environment, variable::reserve_descriptor, std::to_string(descriptor));
+  set(environment, variable::hot_spare_descriptor, std::to_string(descriptor));
   return environment;
 }
 

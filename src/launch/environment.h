@@ -56,8 +56,8 @@ void spin_briefly();
 
 // Returns the initial environment of a hot spare: rank_environment() without the variables for rank
 // and round, but with the descriptor of its socket.
-[[nodiscard]] Environment reserve_environment(Environment base, const RankSpec& place,
-                                              int descriptor);
+[[nodiscard]] Environment hot_spare_environment(Environment base, const RankSpec& place,
+                                                int descriptor);
 // Returns the remaining variables, which a hot spare gets together with its rank.
 [[nodiscard]] Environment place_environment(const RankSpec& place);
 

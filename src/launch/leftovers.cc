@@ -137,10 +137,10 @@ int Subreaper::end_all(Duration grace, const std::set<pid_t>& kept) const {
 
 namespace {
 
-// The guard is a fork of a process that may have threads: between fork() and its exit it may only
-// use system calls and must not allocate memory.
+// The orphan reaper is a fork of a process that may have threads: between fork() and its exit it
+// may only use system calls and must not allocate memory.
 
-constexpr const char* guard_name = "lockstep-guard";
+constexpr const char* orphan_reaper_name = "lockstep-reaper";
 constexpr std::size_t most_environment = 4 << 20;
 constexpr int most_passes = 1000, milliseconds_between = 5;
 
@@ -153,7 +153,7 @@ struct Entry {
   char name[1];
 };
 
-// The state of the guard; made before the fork.
+// The state of the orphan reaper; made before the fork.
 struct Watch {
   int agent;
   int all_is_well;
@@ -200,11 +200,11 @@ bool has_entry(std::string_view environment, std::string_view entry) {
   return false;
 }
 
-// The guard of a nested run has the marks of the outer run but must finish its own work.
+// The orphan reaper of a nested run has the marks of the outer run but must finish its own work.
 bool is_a_guard(const char* pid) {
   char name[32];
   const std::string_view found = read_of_process(pid, "/comm", name, sizeof(name));
-  return found.starts_with(guard_name);
+  return found.starts_with(orphan_reaper_name);
 }
 
 bool belongs_to_the_run(const Watch& watch, const char* pid) {
@@ -252,10 +252,10 @@ void remove_folder(const std::string& path) {
 
 void prepare(const Watch& watch) {
   ::setsid();
-  ::prctl(PR_SET_NAME, guard_name);
+  ::prctl(PR_SET_NAME, orphan_reaper_name);
   [[maybe_unused]] const int at_root = ::chdir("/");
-  // Close all descriptors except the three that the guard needs: a rank that waits for end-of-file
-  // on one of the agent's pipes must not wait for the guard.
+  // Close all descriptors except the three that the orphan reaper needs: a rank that waits for
+  // end-of-file on one of the agent's pipes must not wait for the orphan reaper.
   int kept[] = {watch.agent, watch.all_is_well, watch.error};
   std::sort(std::begin(kept), std::end(kept));
   int next = 0;
@@ -266,7 +266,7 @@ void prepare(const Watch& watch) {
   ::syscall(SYS_close_range, next, ~0U, 0U);
 }
 
-[[noreturn]] void guard(const Watch& watch) {
+[[noreturn]] void reap_orphans(const Watch& watch) {
   prepare(watch);
   pollfd entries[] = {{watch.all_is_well, POLLIN, 0}, {watch.agent, POLLIN, 0}};
   while (entries[1].revents == 0) {
@@ -290,15 +290,17 @@ void prepare(const Watch& watch) {
 
 }  // namespace
 
-Guard::Guard(const sys::FileDescriptor& agent, const std::vector<std::string>& marks, int error,
-             const std::string& folder) {
+OrphanReaper::OrphanReaper(const sys::FileDescriptor& agent, const std::vector<std::string>& marks,
+                           int error, const std::string& folder) {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("making a pipe for the run's guard", errno);
+  if (::pipe2(ends, O_CLOEXEC) != 0)
+    throw SystemError("making a pipe for the run's orphan reaper", errno);
   const sys::FileDescriptor from(ends[0]);
   all_is_well_.reset(ends[1]);
   void* environment = ::mmap(nullptr, most_environment, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (environment == MAP_FAILED) throw SystemError("taking memory for the run's guard", errno);
+  if (environment == MAP_FAILED)
+    throw SystemError("taking memory for the run's orphan reaper", errno);
   const Watch watch{.agent = agent.get(),
                     .all_is_well = from.get(),
                     .error = error,
@@ -310,16 +312,16 @@ Guard::Guard(const sys::FileDescriptor& agent, const std::vector<std::string>& m
                         "have been ended\n"};
   sigset_t all, before;
   ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // stays blocked in the guard
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // stays blocked in the orphan reaper
   pid_ = ::fork();
   const int fork_error = errno;
-  if (pid_ == 0) guard(watch);
+  if (pid_ == 0) reap_orphans(watch);
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   ::munmap(environment, most_environment);
-  if (pid_ < 0) throw SystemError("starting the run's guard", fork_error);
+  if (pid_ < 0) throw SystemError("starting the run's orphan reaper", fork_error);
 }
 
-Guard::~Guard() {
+OrphanReaper::~OrphanReaper() {
   const char byte = 0;
   [[maybe_unused]] const ssize_t written = ::write(all_is_well_.get(), &byte, 1);
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {

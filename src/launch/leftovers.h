@@ -1,5 +1,5 @@
 // Terminates processes that the ranks of a run have started: the agent finds its descendants, and a
-// guard kills the remaining ones if the agent itself is killed.
+// orphan reaper kills the remaining ones if the agent itself is killed.
 #pragma once
 
 #include "launch/environment.h"
@@ -50,26 +50,26 @@ class Subreaper {
 // A process beside the agent that terminates the run if the agent is killed.
 //
 // The kernel kills the agent's own children with it (PR_SET_PDEATHSIG), and init() watches the
-// agent from inside each rank. The guard handles the rest: children of a rank, and programs behind
-// `sh -c` or in a session of their own that never call init().
-class Guard {
+// agent from inside each rank. The orphan reaper handles the rest: children of a rank, and programs
+// behind `sh -c` or in a session of their own that never call init().
+class OrphanReaper {
  public:
-  // Forks. If this process ends before the object is destroyed, the guard sends SIGKILL to every
-  // process of the same user whose environment has all of `marks`, until no such process is left.
-  // If it killed any, it writes one line to the descriptor `error`. It then removes `folder`
+  // Forks. If this process ends before the object is destroyed, the orphan reaper sends SIGKILL to
+  // every process of the same user whose environment has all of `marks`, until no such process is
+  // left. If it killed any, it writes one line to the descriptor `error`. It then removes `folder`
   // (absolute; empty: none) with its files. Throws SystemError if the process cannot be made.
-  Guard(const sys::FileDescriptor& agent, const std::vector<std::string>& marks, int error,
-        const std::string& folder);
-  // Ends and reaps the guard.
-  ~Guard();
-  Guard(const Guard&) = delete;
-  Guard& operator=(const Guard&) = delete;
+  OrphanReaper(const sys::FileDescriptor& agent, const std::vector<std::string>& marks, int error,
+               const std::string& folder);
+  // Ends and reaps the orphan reaper.
+  ~OrphanReaper();
+  OrphanReaper(const OrphanReaper&) = delete;
+  OrphanReaper& operator=(const OrphanReaper&) = delete;
 
   [[nodiscard]] pid_t pid() const { return pid_; }
 
  private:
   pid_t pid_ = -1;
-  sys::FileDescriptor all_is_well_;  // a byte in this pipe ends the guard
+  sys::FileDescriptor all_is_well_;  // a byte in this pipe ends the orphan reaper
 };
 
 // Returns "LOCKSTEP_AGENT=0", "TORCHELASTIC_RUN_ID=lockstep-5f3a...": only the ranks of one agent

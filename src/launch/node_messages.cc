@@ -30,7 +30,7 @@ class MessageLines {
     const std::size_t end = left_.find('\n');
     const std::string_view line = left_.substr(0, end);
     if (end == std::string_view::npos || line.size() > most_line_bytes ||
-        visible_line(line) != line)
+        escaped_line(line) != line)
       fail("a line of text", line);
     left_.remove_prefix(end + 1);
     return line;
@@ -45,7 +45,7 @@ class MessageLines {
 
   [[noreturn]] void fail(std::string_view expected, std::string_view found) const {
     throw BadInput(formatted("{} of another agent: expected {}, found '{}'", what_, expected,
-                             visible(found, 60)));
+                             escaped(found, 60)));
   }
 
  private:
@@ -111,7 +111,7 @@ RunResult parse_failure(MessageLines& lines, std::string_view rest) {
 }  // namespace
 
 std::string to_text(const NodeClaim& claim) {
-  return formatted("{} {} {} {}\n", claim.pid, claim.mark, claim.address, tidy(claim.host));
+  return formatted("{} {} {} {}\n", claim.pid, claim.mark, claim.address, single_line(claim.host));
 }
 
 NodeClaim parse_node_claim(std::string_view text) {
@@ -146,11 +146,11 @@ std::string to_text(const RunResult& run_result) {
   std::string text = formatted(
       "failed {} {} {} {} {}\nat {}\nhow {}\nlog {}\n", run_result.exit_code, run_result.node,
       run_result.rank, run_result.pid, std::max<std::int64_t>(0, run_result.after.count()),
-      tidy(run_result.at), tidy(run_result.how), tidy(run_result.log_file));
+      single_line(run_result.at), single_line(run_result.how), single_line(run_result.log_file));
   const std::size_t first =
       run_result.last_lines.size() - std::min(run_result.last_lines.size(), most_last_lines);
   for (std::size_t i = first; i < run_result.last_lines.size(); ++i)
-    text += "| " + tidy(run_result.last_lines[i]) + "\n";
+    text += "| " + single_line(run_result.last_lines[i]) + "\n";
   return text;
 }
 
@@ -174,44 +174,47 @@ RunResult parse_run_result(std::string_view text) {
 
 namespace {
 
-constexpr std::string_view offer_version = "lockstep-offer 1", plan_version = "lockstep-plan 1";
+constexpr std::string_view join_request_version = "lockstep-join 1",
+                           plan_version = "lockstep-plan 1";
 constexpr Range counts{0, most_rounds};
 constexpr Range worker_counts{1, most_ranks_of_a_node};
 constexpr Range ports{1, 65535};
 
 // Returns the offers of the nodes of the last round, in the order of that round; std::nullopt for a
 // node that has left.
-std::vector<std::optional<Offer>> old_places(const RoundPlan* last, std::vector<Offer>& offers) {
-  std::vector<std::optional<Offer>> places;
+std::vector<std::optional<JoinRequest>> old_places(const RoundPlan* last,
+                                                   std::vector<JoinRequest>& requests) {
+  std::vector<std::optional<JoinRequest>> places;
   if (last == nullptr) return places;
   for (const RoundPlan::Node& node : last->nodes) {
-    const auto same = std::ranges::find(offers, node.node, &Offer::node);
-    if (same == offers.end()) {
+    const auto same = std::ranges::find(requests, node.node, &JoinRequest::node);
+    if (same == requests.end()) {
       places.emplace_back();
     } else {
       places.emplace_back(std::move(*same));
-      offers.erase(same);
+      requests.erase(same);
     }
   }
   return places;
 }
 
 // Puts new nodes into free places with the same number of workers.
-void fill(std::vector<std::optional<Offer>>& places, const RoundPlan& last,
-          std::vector<Offer>& offers) {
+void fill(std::vector<std::optional<JoinRequest>>& places, const RoundPlan& last,
+          std::vector<JoinRequest>& requests) {
   for (std::size_t i = 0; i < places.size(); ++i) {
     if (places[i]) continue;
-    const auto fits = std::ranges::find(offers, last.nodes[i].workers.size(),
-                                        [](const Offer& offer) { return offer.workers.size(); });
-    if (fits == offers.end()) continue;
+    const auto fits =
+        std::ranges::find(requests, last.nodes[i].workers.size(),
+                          [](const JoinRequest& request) { return request.workers.size(); });
+    if (fits == requests.end()) continue;
     places[i] = std::move(*fits);
-    offers.erase(fits);
+    requests.erase(fits);
   }
 }
 
-RoundPlan::Node to_node(const Offer& offer) {
-  RoundPlan::Node node{.node = offer.node, .host = offer.host, .workers = {}};
-  for (const Offer::Worker& worker : offer.workers) node.workers.push_back(worker.name);
+RoundPlan::Node to_node(const JoinRequest& request) {
+  RoundPlan::Node node{.node = request.node, .host = request.host, .workers = {}};
+  for (const JoinRequest::Worker& worker : request.workers) node.workers.push_back(worker.name);
   return node;
 }
 
@@ -240,18 +243,18 @@ int RoundPlan::first_rank(int group_rank) const {
   return static_cast<int>(rank);
 }
 
-RoundPlan plan_round(const RoundPlan* last, std::vector<Offer> offers) {
-  check(!offers.empty(), "planning a round: expected a node, found none");
+RoundPlan plan_round(const RoundPlan* last, std::vector<JoinRequest> requests) {
+  check(!requests.empty(), "planning a round: expected a node, found none");
   RoundPlan plan;
   if (last != nullptr) {
-    const bool failed = std::ranges::any_of(offers, &Offer::failed);
+    const bool failed = std::ranges::any_of(requests, &JoinRequest::failed);
     plan.round = last->round + 1;
     plan.restarts = last->restarts + (failed ? 1 : 0);
   }
-  std::ranges::sort(offers, {}, &Offer::node);
-  auto places = old_places(last, offers);
-  if (last != nullptr) fill(places, *last, offers);
-  for (Offer& offer : offers) places.emplace_back(std::move(offer));
+  std::ranges::sort(requests, {}, &JoinRequest::node);
+  auto places = old_places(last, requests);
+  if (last != nullptr) fill(places, *last, requests);
+  for (JoinRequest& request : requests) places.emplace_back(std::move(request));
   std::erase_if(places, [](const auto& place) { return !place; });
   plan.master_address = places.front()->address;
   plan.master_port = places.front()->port;
@@ -266,49 +269,50 @@ std::string workers_text(const RoundPlan& plan) {
     const RoundPlan::Node& node = plan.nodes[group];
     for (std::size_t local = 0; local < node.workers.size(); ++local)
       text += formatted("{} {} {} {} {} {}\n", rank++, node.workers[local], group, local,
-                        node.workers.size(), tidy(node.host));
+                        node.workers.size(), single_line(node.host));
   }
   return text;
 }
 
-std::string to_text(const Offer& offer) {
-  std::string text =
-      formatted("{}\nnode {} {}\naddress {} {}\nfailed {}\n", offer_version, offer.node,
-                tidy(offer.host), offer.port, tidy(offer.address), offer.failed ? 1 : 0);
-  for (const Offer::Worker& worker : offer.workers)
-    text += formatted("worker {} {}\n", worker.name, worker.kept ? "kept" : "new");
+std::string to_text(const JoinRequest& request) {
+  std::string text = formatted("{}\nnode {} {}\naddress {} {}\nfailed {}\n", join_request_version,
+                               request.node, single_line(request.host), request.port,
+                               single_line(request.address), request.failed ? 1 : 0);
+  for (const JoinRequest::Worker& worker : request.workers)
+    text += formatted("worker {} {}\n", worker.name, worker.survives ? "kept" : "new");
   return text;
 }
 
-Offer parse_offer(std::string_view text) {
-  MessageLines lines("the offer", text);
-  if (const auto line = lines.take(); line != offer_version) lines.fail(offer_version, line);
-  Offer offer;
+JoinRequest parse_join_request(std::string_view text) {
+  MessageLines lines("the join request", text);
+  if (const auto line = lines.take(); line != join_request_version)
+    lines.fail(join_request_version, line);
+  JoinRequest request;
   std::string_view node = lines.take("node");
-  offer.node = static_cast<int>(take_numbers<1>(lines, node, {node_numbers})[0]);
-  offer.host = node;
+  request.node = static_cast<int>(take_numbers<1>(lines, node, {node_numbers})[0]);
+  request.host = node;
   std::string_view address = lines.take("address");
-  offer.port = static_cast<int>(take_numbers<1>(lines, address, {ports})[0]);
-  offer.address = address;
-  offer.failed = only_numbers<1>(lines, lines.take("failed"), {{{0, 1}}})[0] == 1;
-  while (!lines.at_end() && offer.workers.size() < most_ranks_of_a_node) {
+  request.port = static_cast<int>(take_numbers<1>(lines, address, {ports})[0]);
+  request.address = address;
+  request.failed = only_numbers<1>(lines, lines.take("failed"), {{{0, 1}}})[0] == 1;
+  while (!lines.at_end() && request.workers.size() < most_ranks_of_a_node) {
     const std::string_view worker = lines.take("worker");
     const std::size_t blank = worker.find(' ');
     const std::string_view state =
         blank == std::string_view::npos ? std::string_view() : worker.substr(blank + 1);
     if (state != "kept" && state != "new") lines.fail("kept or new", worker);
-    offer.workers.push_back({checked_worker(lines, worker.substr(0, blank)), state == "kept"});
+    request.workers.push_back({checked_worker(lines, worker.substr(0, blank)), state == "kept"});
   }
-  if (offer.workers.empty()) lines.fail("a worker", "");
+  if (request.workers.empty()) lines.fail("a worker", "");
   if (!lines.at_end()) lines.fail("the end", lines.take());
-  return offer;
+  return request;
 }
 
 std::string to_text(const RoundPlan& plan) {
   std::string text = formatted("{}\nround {} {}\nmaster {} {}\n", plan_version, plan.round,
-                               plan.restarts, plan.master_port, tidy(plan.master_address));
+                               plan.restarts, plan.master_port, single_line(plan.master_address));
   for (const RoundPlan::Node& node : plan.nodes) {
-    text += formatted("node {} {} {}\n", node.node, node.workers.size(), tidy(node.host));
+    text += formatted("node {} {} {}\n", node.node, node.workers.size(), single_line(node.host));
     for (const std::string& worker : node.workers) text += formatted("worker {}\n", worker);
   }
   return text;

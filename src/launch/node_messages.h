@@ -1,6 +1,6 @@
-// Messages that the agents of a run exchange over their store: a node's offer for a round, the
-// assignment of ranks to workers, the result of the run. Pure functions and texts: no store and no
-// time.
+// Messages that the agents of a run exchange over their store: a node's join request for a round,
+// the assignment of ranks to workers, the result of the run. Pure functions and texts: no store and
+// no time.
 //
 // Every reader takes bytes from a peer, bounds the memory that it allocates for them, and throws
 // BadInput for anything that is not exactly one such text.
@@ -9,7 +9,7 @@
 // node is an agent, identified by a number that is never reused either: if the agent of a host is
 // restarted, the host counts as a new node.
 //
-//   offer    lockstep-offer 1            a node's offer for the next round
+//   request  lockstep-join 1            a node's join request for the next round
 //            node 2 node7                its number, its host
 //            address 41233 10.0.0.7      a free port there, its address as seen by the store
 //            failed 1                    1: a failure of its worker ended the last round
@@ -34,11 +34,11 @@
 //            log FILE                    empty: no log
 //            | LINE                      one per line of its last output
 //
-// Each line ends with '\n'. Writers replace characters that visible_line() would replace, such as
+// Each line ends with '\n'. Writers replace characters that escaped_line() would replace, such as
 // control characters, and truncate long texts.
 #pragma once
 
-#include "base/visible.h"
+#include "base/escaped.h"
 
 #include <lockstep/base/deadline.h>
 
@@ -54,7 +54,9 @@ inline constexpr std::size_t most_text_bytes = 4 << 20;
 inline constexpr std::size_t most_line_bytes = 4096;
 
 // Makes a text fit for one line of a message.
-inline std::string tidy(std::string_view text) { return visible_line(text, most_line_bytes - 64); }
+inline std::string single_line(std::string_view text) {
+  return escaped_line(text, most_line_bytes - 64);
+}
 
 inline constexpr int most_nodes = 10'000;
 // For a run whose nodes join and leave: node numbers are not reused.
@@ -93,10 +95,10 @@ struct RunResult {
 
 inline constexpr int most_rounds = 1'000'000'000;
 
-struct Offer {
+struct JoinRequest {
   struct Worker {
     std::string name;
-    bool kept = false;
+    bool survives = false;
 
     bool operator==(const Worker&) const = default;
   };
@@ -107,7 +109,7 @@ struct Offer {
   bool failed = false;
   std::vector<Worker> workers;
 
-  bool operator==(const Offer&) const = default;
+  bool operator==(const JoinRequest&) const = default;
 };
 
 struct RoundPlan {
@@ -135,19 +137,19 @@ struct RoundPlan {
 // Assigns ranks; survivors keep their ranks if possible. Nodes keep their places; a new node takes
 // the place of a departed node with the same number of workers; then later nodes close the
 // remaining gaps, and the other new nodes come last. A new worker gets the rank of the worker it
-// replaces. `last` is null before the first round; `offers` must not be empty.
-[[nodiscard]] RoundPlan plan_round(const RoundPlan* last, std::vector<Offer> offers);
+// replaces. `last` is null before the first round; `requests` must not be empty.
+[[nodiscard]] RoundPlan plan_round(const RoundPlan* last, std::vector<JoinRequest> requests);
 
 // Returns the value of lockstep-round/R/workers: one line "RANK WORKER NODE LOCAL_RANK LOCAL_WORLD
 // HOST" per rank, in rank order; NODE is the group rank.
 [[nodiscard]] std::string workers_text(const RoundPlan& plan);
 
-[[nodiscard]] std::string to_text(const Offer& offer);
+[[nodiscard]] std::string to_text(const JoinRequest& request);
 [[nodiscard]] std::string to_text(const NodeClaim& claim);
 [[nodiscard]] std::string to_text(const RoundPlan& plan);
 [[nodiscard]] std::string to_text(const RunResult& run_result);
 // The parsers throw BadInput for any other text.
-[[nodiscard]] Offer parse_offer(std::string_view text);
+[[nodiscard]] JoinRequest parse_join_request(std::string_view text);
 [[nodiscard]] RoundPlan parse_round_plan(std::string_view text);
 [[nodiscard]] RunResult parse_run_result(std::string_view text);
 [[nodiscard]] NodeClaim parse_node_claim(std::string_view text);

@@ -1,9 +1,9 @@
 #include "launch/output_relay.h"
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "launch/environment.h"
 #include "sys/signals.h"
 
@@ -92,7 +92,7 @@ std::size_t unfinished(std::string_view text) {
 void Printer::print(int stream, int rank, std::string_view text) {
   if (text.empty()) return;
   if (style_ == PrefixStyle::none) return sink_.write(text);
-  const std::string prefix = rank < 0 ? "[reserve] " : "[rank " + std::to_string(rank) + "] ";
+  const std::string prefix = rank < 0 ? "[hot spare] " : "[rank " + std::to_string(rank) + "] ";
   std::string block;
   if (open_.stream != stream && open_.stream != OpenLine::nobody) block += '\n';
   bool at_start = open_.stream != stream;
@@ -107,7 +107,7 @@ void Printer::print(int stream, int rank, std::string_view text) {
   sink_.write(block);
 }
 
-void Printer::say(std::string_view line) {
+void Printer::log_line(std::string_view line) {
   std::string block;
   if (open_.stream != OpenLine::nobody) block += '\n';
   open_.stream = OpenLine::nobody;
@@ -122,7 +122,7 @@ std::string presentable(std::string_view line) {
   while (line.ends_with('\r')) line.remove_suffix(1);
   const std::size_t overwritten = line.rfind('\r');
   if (overwritten != std::string_view::npos) line.remove_prefix(overwritten + 1);
-  return visible_line(line, longest_line);
+  return escaped_line(line, longest_line);
 }
 
 }  // namespace
@@ -390,7 +390,7 @@ bool RankOutput::says_why() const {
 }
 
 void RankOutput::write_log(std::string_view bytes) {
-  const sys::ErrorInsteadOfSignal quiet(SIGXFSZ);
+  const sys::ScopedSignalBlock quiet(SIGXFSZ);
   while (log_ && !bytes.empty()) {
     const ssize_t written = ::write(log_.get(), bytes.data(), bytes.size());
     if (written > 0) {
@@ -410,7 +410,9 @@ OutputRelay::OutputRelay(const WorkerSpec& spec)
       error_printer_(error_, error_.same_place(output_) ? output_line_ : error_line_, spec.prefix) {
 }
 
-void OutputRelay::say(const std::string& line) { error_printer_.say(speaker + visible_line(line)); }
+void OutputRelay::log_line(const std::string& line) {
+  error_printer_.log_line(speaker + escaped_line(line));
+}
 
 void OutputRelay::watch(Poller& poller) {
   for (Sink* sink : {&output_, &error_})
@@ -431,17 +433,17 @@ Deadline OutputRelay::show_unfinished(const std::vector<RankOutput*>& ranks,
   return wake;
 }
 
-bool OutputRelay::say_losses(const std::vector<RankOutput*>& ranks) {
+bool OutputRelay::log_losses(const std::vector<RankOutput*>& ranks) {
   for (RankOutput* rank : ranks)
     if (const int error = rank->take_log_error())
-      say(formatted("cannot write {}: {}; the rank continues without it", rank->log_file(),
-                    std::strerror(error)));
+      log_line(formatted("cannot write {}: {}; the rank continues without it", rank->log_file(),
+                         std::strerror(error)));
   if (output_.lost() == 0 || std::exchange(loss_said_, true)) return false;
   const char* left = spec_.log_folder.empty() ? "dropped" : "only in their logs";
-  say(formatted("standard output is closed ({}); {}", std::strerror(output_.lost()),
-                spec_.stop_without_reader
-                    ? "stopping the ranks"
-                    : formatted("the ranks continue, and their output is {}", left)));
+  log_line(formatted("standard output is closed ({}); {}", std::strerror(output_.lost()),
+                     spec_.stop_without_reader
+                         ? "stopping the ranks"
+                         : formatted("the ranks continue, and their output is {}", left)));
   return spec_.stop_without_reader;
 }
 
@@ -460,9 +462,9 @@ void OutputRelay::drain(const std::function<void(Poller&)>& watch_signals,
     output_deadline = Deadline::after(spec_.output_timeout);
   }
   if (output_.pending() > 0 && error_.pending() == 0 && !interrupted)
-    say(formatted("the reader of standard output read nothing for {}: {} were dropped",
-                  format_duration(spec_.output_timeout),
-                  format_bytes(static_cast<std::int64_t>(output_.pending()))));
+    log_line(formatted("the reader of standard output read nothing for {}: {} were dropped",
+                       format_duration(spec_.output_timeout),
+                       format_bytes(static_cast<std::int64_t>(output_.pending()))));
 }
 
 }  // namespace lockstep::launch

@@ -71,7 +71,7 @@ class Printer {
   // stream begins a new line.
   void print(int stream, int rank, std::string_view text);
   // Prints one of the agent's own lines.
-  void say(std::string_view line);
+  void log_line(std::string_view line);
 
  private:
   Sink& sink_;
@@ -248,7 +248,7 @@ class OutputRelay {
 
   // Prints one of the agent's own lines. Sanitises it, because parts may come from ranks and other
   // nodes.
-  void say(const std::string& line);
+  void log_line(const std::string& line);
   // Polls the sinks and writes queued bytes as soon as their readers take them.
   void watch(Poller& poller);
   // Polls the rank's pipes and reads them, unless the output must wait for a reader.
@@ -258,7 +258,7 @@ class OutputRelay {
                                                 Clock::time_point now);
   // Reports each loss of output once. Returns true, once, if the reader of standard output has
   // closed it and the run should therefore stop.
-  [[nodiscard]] bool say_losses(const std::vector<RankOutput*>& ranks);
+  [[nodiscard]] bool log_losses(const std::vector<RankOutput*>& ranks);
   // Writes the queued bytes at the reader's speed, until `interrupted` or until the reader takes
   // nothing for a while.
   void drain(const std::function<void(Poller&)>& watch_signals, const bool& interrupted);

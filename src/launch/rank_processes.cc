@@ -44,9 +44,9 @@ void Worker::start(const std::string& file, const WorkerSpec& spec, const RankSp
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
       throw SystemError("making a socket for a hot spare", errno);
-    reserve_.reset(ends[0]);
-    in_reserve_.reset(ends[1]);
-    environment = reserve_environment(spec.environment, place, in_reserve_.get());
+    spare_socket_.reset(ends[0]);
+    spare_socket_of_process_.reset(ends[1]);
+    environment = hot_spare_environment(spec.environment, place, spare_socket_of_process_.get());
   } else {
     error_file_ = place.error_file;
     environment = rank_environment(spec.environment, place);
@@ -57,13 +57,14 @@ void Worker::start(const std::string& file, const WorkerSpec& spec, const RankSp
     command.environment.push_back(formatted("{}={}", name, value));
   sys::FileDescriptor nothing;
   // A hot spare keeps standard input until it gets a rank, and closes it unless that is rank 0.
-  if (spec.input == StandardInput::none || (rank_ != 0 && !is_in_reserve())) {
+  if (spec.input == StandardInput::none || (rank_ != 0 && !is_hot_spare())) {
     nothing = open_nothing();
     command.input = nothing.get();
   }
   command.output = output_.rank_output();
   command.error = output_.rank_error();
-  for (int descriptor : {place.secret_descriptor, place.agent_descriptor, in_reserve_.get()})
+  for (int descriptor :
+       {place.secret_descriptor, place.agent_descriptor, spare_socket_of_process_.get()})
     if (descriptor >= 0) command.keep.push_back(descriptor);
   // The rank gets its own session: signals reach only the rank and its children, and the terminal's
   // signals do not reach it.
@@ -76,12 +77,13 @@ void Worker::start(const std::string& file, const WorkerSpec& spec, const RankSp
   life_.reset();
   started_ = Clock::now();
   output_.close_rank_ends();
-  in_reserve_.reset();
+  spare_socket_of_process_.reset();
 }
 
 bool Worker::is_ready() {
   char byte = 0;
-  if (reserve_ && !is_ready_) is_ready_ = ::recv(reserve_.get(), &byte, 1, MSG_DONTWAIT) == 1;
+  if (spare_socket_ && !is_ready_)
+    is_ready_ = ::recv(spare_socket_.get(), &byte, 1, MSG_DONTWAIT) == 1;
   return is_ready_;
 }
 
@@ -93,7 +95,7 @@ void Worker::take_over(int rank, std::string name, const LogFile& log) {
 
 // The message fits into the socket's empty buffer. If the hot spare has ended in the meantime, it
 // counts as a worker that failed at once.
-void Worker::give_place(const RankSpec& place) {
+void Worker::assign_rank(const RankSpec& place) {
   std::string text;
   for (const auto& [name, value] : place_environment(place)) {
     text += formatted("{}={}", name, value);
@@ -103,8 +105,8 @@ void Worker::give_place(const RankSpec& place) {
   error_file_ = place.error_file;
   started_ = Clock::now();
   [[maybe_unused]] const ssize_t sent =
-      ::send(reserve_.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  reserve_.reset();
+      ::send(spare_socket_.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  spare_socket_.reset();
 }
 
 std::optional<sys::ExitStatus> Worker::take_end() {
@@ -180,7 +182,7 @@ FoundProgram find_program(const std::string& name, std::string_view path) {
 
 namespace {
 
-constexpr int most_failures_in_reserve = 3;
+constexpr int most_failures_of_hot_spares = 3;
 constexpr int no_rank = -1;
 
 constexpr std::chrono::seconds leftover_grace{1}, orphan_interval{1}, shortest_look{1};
@@ -189,7 +191,7 @@ constexpr int looks_until_hung = 5;  // at least, unless hung_after is too short
 void check_limits(const WorkerSpec& spec, rlim_t most) {
   constexpr rlim_t own = 24, of_a_rank = 4;  // while the ranks are being started
   const auto ranks = static_cast<rlim_t>(spec.ranks) +
-                     static_cast<rlim_t>(may_have_more_rounds(spec) ? spec.reserve : 0);
+                     static_cast<rlim_t>(may_have_more_rounds(spec) ? spec.hot_spares : 0);
   const rlim_t needed = own + ranks * (of_a_rank + (spec.log_folder.empty() ? 0 : 1));
   check_input(most >= needed,
               "--ranks {}: expected a limit of at least {} open files, found {}: raise the hard "
@@ -214,29 +216,29 @@ std::string gpus_of(const WorkerSpec& spec, int local_rank) {
       visible == spec.environment.end() ? std::nullopt : std::optional(visible->second));
 }
 
-void Reserve::allow() {
+void HotSpares::allow() {
   is_allowed_ = true;
   fill_at_ = Clock::now();
 }
 
-void Reserve::fill(bool is_wanted, const std::function<void(Worker&)>& start) {
+void HotSpares::fill(bool is_wanted, const std::function<void(Worker&)>& start) {
   if (!fill_at_ || Clock::now() < *fill_at_) return;
   fill_at_.reset();
-  while (is_allowed_ && is_wanted && failures_ < most_failures_in_reserve &&
+  while (is_allowed_ && is_wanted && failures_ < most_failures_of_hot_spares &&
          std::ssize(workers_) < most_) {
     auto worker = std::make_unique<Worker>(no_rank, "", relay_.output(), relay_.error(),
                                            relay_.failures(), LogFile{});
     try {
       start(*worker);
     } catch (const SystemError& error) {
-      failures_ = most_failures_in_reserve;
-      return relay_.say(formatted("no hot spare could be started: {}", error.what()));
+      failures_ = most_failures_of_hot_spares;
+      return relay_.log_line(formatted("no hot spare could be started: {}", error.what()));
     }
     workers_.push_back(std::move(worker));
   }
 }
 
-std::unique_ptr<Worker> Reserve::take() {
+std::unique_ptr<Worker> HotSpares::take() {
   const auto found =
       std::ranges::find_if(workers_, [](const auto& worker) { return worker->is_ready(); });
   if (found == workers_.end()) return nullptr;
@@ -245,7 +247,7 @@ std::unique_ptr<Worker> Reserve::take() {
   return worker;
 }
 
-void Reserve::take_ended() {
+void HotSpares::take_ended() {
   for (auto it = workers_.begin(); it != workers_.end();) {
     const auto status = (*it)->take_end();
     if (!status) {
@@ -257,14 +259,14 @@ void Reserve::take_ended() {
     fill_at_ = Clock::now();
     if (worker->is_ready()) continue;  // it was killed
     worker->output().finish();
-    if (++failures_ == most_failures_in_reserve)
-      relay_.say(formatted(
+    if (++failures_ == most_failures_of_hot_spares)
+      relay_.log_line(formatted(
           "no more hot spares are started: {} ended before they were ready, the last with {}",
           failures_, sys::describe(*status)));
   }
 }
 
-void Reserve::end() {
+void HotSpares::end() {
   for (const auto& worker : workers_)
     if (sys::Process* process = worker->process()) process->send_to_group(SIGKILL);
   for (const auto& worker : workers_)
@@ -278,14 +280,14 @@ RankProcesses::RankProcesses(RunState& run, OutputRelay& relay, const RoundStore
       relay_(relay),
       store_(store),
       // A spare reads its GPUs before it has a rank.
-      reserve_(run.spec.gpus_per_rank > 0 ? 0 : run.spec.reserve, relay) {
+      hot_spares_(run.spec.gpus_per_rank > 0 ? 0 : run.spec.hot_spares, relay) {
   subreaper_.emplace();
 }
 
 RankProcesses::~RankProcesses() {
   subreaper_->end_all(Duration::zero());
   subreaper_.reset();
-  guard_.reset();
+  orphan_reaper_.reset();
 }
 
 void RankProcesses::open(std::string file, const ErrorFolder& errors) {
@@ -294,12 +296,12 @@ void RankProcesses::open(std::string file, const ErrorFolder& errors) {
   file_ = std::move(file);
   errors_ = &errors;
   this_process_ = sys::with_high_number(sys::open_pidfd(::getpid()));
-  guard_.emplace(this_process_, marks_of_ranks(place_of_all()), spec.error,
-                 errors_->is_temporary() ? errors_->path() : "");
-  subreaper_->leave_alone(guard_->pid());
+  orphan_reaper_.emplace(this_process_, marks_of_ranks(spec_of_all()), spec.error,
+                         errors_->is_temporary() ? errors_->path() : "");
+  subreaper_->leave_alone(orphan_reaper_->pid());
 }
 
-RankSpec RankProcesses::place_of_all() const {
+RankSpec RankProcesses::spec_of_all() const {
   const RoundPlan& plan = run_.plan;
   RankSpec place{.ranks = plan.ranks(),
                  .local_ranks = run_.spec.ranks,
@@ -324,7 +326,7 @@ std::unique_ptr<Worker> RankProcesses::fresh_worker(int rank, const std::string&
   if (const std::string& folder = run_.spec.log_folder; !folder.empty())
     log = {.name = (std::filesystem::path(folder) / formatted("rank-{}.log", rank)).string(),
            .append = run_.plan.round > 0};
-  if (std::unique_ptr<Worker> ready = reserve_.take()) {
+  if (std::unique_ptr<Worker> ready = hot_spares_.take()) {
     ready->take_over(rank, name, log);
     return ready;
   }
@@ -333,7 +335,7 @@ std::unique_ptr<Worker> RankProcesses::fresh_worker(int rank, const std::string&
 }
 
 std::optional<RankProcesses::Failure> RankProcesses::start(const std::vector<Worker*>& workers) {
-  const RankSpec place = place_of_all();
+  const RankSpec place = spec_of_all();
   for (std::size_t i = 0; i < workers.size(); ++i) {
     try {
       start(*workers[i], place);
@@ -355,7 +357,7 @@ void RankProcesses::start(Worker& worker, RankSpec place) {
   place.secret_descriptor = secret.get();
   if (may_have_more_rounds(run_.spec)) place.worker = worker.name();
   place.error_file = errors_->file(std::max(0, place.round), place.rank);
-  if (worker.is_in_reserve()) return worker.give_place(place);
+  if (worker.is_hot_spare()) return worker.assign_rank(place);
   worker.start(file_, run_.spec, place, open_files_.limit_before());
 }
 
@@ -381,7 +383,7 @@ void RankProcesses::look_for_hangs() {
 }
 
 std::vector<std::pair<Worker*, sys::ExitStatus>> RankProcesses::take_ended() {
-  reserve_.take_ended();
+  hot_spares_.take_ended();
   std::vector<std::pair<Worker*, sys::ExitStatus>> ended;
   for (const auto& worker : run_.workers)
     if (const auto status = worker->take_end()) ended.emplace_back(worker.get(), *status);
@@ -399,9 +401,9 @@ void RankProcesses::tell_end(const RankEnd& end) {
   rank_ends_->tell(formatted("{}/{}", store_.run_id, run_.plan.round), end.rank, end.how);
 }
 
-void RankProcesses::send(int signal, bool only_plain) {
+void RankProcesses::send(int signal, bool without_survivors) {
   for (const auto& worker : run_.workers) {
-    if (only_plain && worker->standing() != Worker::Standing::plain) continue;
+    if (without_survivors && worker->survival() != Worker::Survival::none) continue;
     if (sys::Process* process = worker->process()) process->send_to_group(signal);
   }
 }
@@ -416,12 +418,12 @@ void RankProcesses::suspend() {
 }
 
 void RankProcesses::tend() {
-  const bool is_wanted = run_.plan.restarts < run_.spec.max_restarts && run_.gathering_for < 0 &&
+  const bool is_wanted = run_.plan.restarts < run_.spec.max_restarts && run_.rendezvous_for < 0 &&
                          !run_.run_result && run_.asked_to_stop == 0 &&
                          run_.machine.state() == State::running;
-  reserve_.fill(is_wanted, [this](Worker& worker) {
+  hot_spares_.fill(is_wanted, [this](Worker& worker) {
     const sys::FileDescriptor secret = store_.secret_descriptor();
-    RankSpec place = place_of_all();
+    RankSpec place = spec_of_all();
     place.secret_descriptor = secret.get();
     worker.start(file_, run_.spec, place, open_files_.limit_before());
   });
@@ -434,7 +436,7 @@ void RankProcesses::tend() {
 // Returns the processes of the ranks and of the hot spares.
 std::vector<sys::Process*> RankProcesses::living() const {
   std::vector<sys::Process*> processes;
-  for (const Workers& list : {std::cref(run_.workers), std::cref(reserve_.workers())})
+  for (const Workers& list : {std::cref(run_.workers), std::cref(hot_spares_.workers())})
     for (const auto& worker : list)
       if (sys::Process* process = worker->process()) processes.push_back(process);
   return processes;
@@ -445,7 +447,7 @@ void RankProcesses::end_leftovers() {
 }
 
 void RankProcesses::end_all() {
-  reserve_.end();
+  hot_spares_.end();
   subreaper_->end_all(leftover_grace);
   for (const auto& worker : run_.workers) worker->output().finish();
 }

@@ -1,4 +1,4 @@
-// The processes of an agent: its ranks, its hot spares (the reserve), and the descendants of both.
+// The processes of an agent: its ranks, its hot spares, and the descendants of both.
 #pragma once
 
 #include "launch/agent.h"
@@ -32,10 +32,10 @@ class ErrorFolder;
 class Worker {
  public:
   // How the worker behaves at the end of a round.
-  enum class Standing {
-    plain,    // it is terminated, and a new process is started for the next round
-    keeps,    // it leaves the round by itself
-    waiting,  // it has left, and waits for the next round
+  enum class Survival {
+    none,      // it is terminated, and a new process is started for the next round
+    survivor,  // it leaves the round by itself
+    waiting,   // it has left, and waits for the next round
   };
 
   // `log`: as for RankOutput.
@@ -44,17 +44,17 @@ class Worker {
       : rank_(rank), name_(std::move(name)), output_(rank, output, error, failures, log) {}
 
   // Executes `file` with the arguments and the environment of `spec`. Without a rank (-1) the
-  // process is a hot spare: the program waits for its rank in rank_env::wait_for_place(). Throws
-  // SystemError if the process cannot be started.
+  // process is a hot spare: the program waits for its rank in rank_env::wait_for_assignment().
+  // Throws SystemError if the process cannot be started.
   void start(const std::string& file, const WorkerSpec& spec, const RankSpec& place,
              rlimit open_files);
 
-  [[nodiscard]] bool is_in_reserve() const { return static_cast<bool>(reserve_); }
+  [[nodiscard]] bool is_hot_spare() const { return static_cast<bool>(spare_socket_); }
   // Returns true if the worker is a hot spare and waits for its rank.
   [[nodiscard]] bool is_ready();
-  // Makes a ready hot spare worker `rank`. Call give_place() next, which sends it the rank.
+  // Makes a ready hot spare worker `rank`. Call assign_rank() next, which sends it the rank.
   void take_over(int rank, std::string name, const LogFile& log);
-  void give_place(const RankSpec& place);
+  void assign_rank(const RankSpec& place);
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] const std::string& name() const { return name_; }
@@ -63,8 +63,8 @@ class Worker {
     rank_ = rank;
     output_.set_rank(rank);
   }
-  [[nodiscard]] Standing standing() const { return standing_; }
-  void set_standing(Standing standing) { standing_ = standing; }
+  [[nodiscard]] Survival survival() const { return survival_; }
+  void set_survival(Survival survival) { survival_ = survival; }
   // Kills the process. `why` describes its end in reports: "killed by the agent: ...".
   void kill(const std::string& why);
   // Records one check of the process. Kills the process if all checks during `hung_after` found it
@@ -85,13 +85,13 @@ class Worker {
  private:
   int rank_;
   std::string name_;
-  Standing standing_ = Standing::plain;
+  Survival survival_ = Survival::none;
   std::string killed_why_;
   std::string error_file_;
   RankOutput output_;
   std::optional<sys::Process> process_;
-  sys::FileDescriptor reserve_;     // to a hot spare without a rank
-  sys::FileDescriptor in_reserve_;  // the other end, during start()
+  sys::FileDescriptor spare_socket_;             // to a hot spare without a rank
+  sys::FileDescriptor spare_socket_of_process_;  // the other end, during start()
   bool is_ready_ = false;
   bool running_ = false;
   std::optional<sys::ExitStatus> end_;
@@ -134,7 +134,7 @@ struct RunState {
   RoundPlan plan;               // of the newest round that has begun
   Workers workers;              // by local rank; empty before the first round
   AgentStateMachine machine;    // of the ranks of that round
-  int gathering_for = -1;       // the round to offer for; -1: none
+  int rendezvous_for = -1;      // the round to join; -1: none
   bool round_reported = false;  // the failure that ended the newest round
   int asked_to_stop = 0;        // the signal
   bool interrupted = false;     // a stop was requested while the last output was written
@@ -157,9 +157,9 @@ struct RunState {
 };
 
 // Hot spares: processes that are started before there is a rank for them.
-class Reserve {
+class HotSpares {
  public:
-  Reserve(int most, OutputRelay& relay) : most_(most), relay_(relay) {}
+  HotSpares(int most, OutputRelay& relay) : most_(most), relay_(relay) {}
 
   // Call it when the program has announced that it supports hot spares: they are started from now
   // on.
@@ -197,10 +197,10 @@ class RankProcesses {
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
-  // Call it before start(): starts the guard. `file` is the file that ranks execute. Throws
+  // Call it before start(): starts the orphan reaper. `file` is the file that ranks execute. Throws
   // BadInput and SystemError like Agent::run().
   void open(std::string file, const ErrorFolder& errors);
-  [[nodiscard]] Reserve& reserve() { return reserve_; }
+  [[nodiscard]] HotSpares& hot_spares() { return hot_spares_; }
 
   // Returns a worker for a rank of the round: a hot spare if one is ready, otherwise a worker that
   // is not started.
@@ -221,9 +221,9 @@ class RankProcesses {
   // Informs ranks that wait in init() that a rank has exited with status 0. (Other exits end the
   // run or the round.)
   void tell_end(const RankEnd& end);
-  // Sends the signal to the ranks; if `only_plain`, not to ranks that leave the round by
+  // Sends the signal to the ranks; if `without_survivors`, not to ranks that leave the round by
   // themselves.
-  void send(int signal, bool only_plain);
+  void send(int signal, bool without_survivors);
   // Stops all ranks, hot spares and this process until SIGCONT.
   void suspend();
   // Starts hot spares that are due, kills ranks that hang, and collects orphans.
@@ -234,7 +234,7 @@ class RankProcesses {
   void end_all();
 
  private:
-  [[nodiscard]] RankSpec place_of_all() const;
+  [[nodiscard]] RankSpec spec_of_all() const;
   void start(Worker& worker, RankSpec place);
   void look_for_hangs();
   [[nodiscard]] std::vector<sys::Process*> living() const;
@@ -246,10 +246,10 @@ class RankProcesses {
   sys::RaisedOpenFilesLimit open_files_;
   const ErrorFolder* errors_ = nullptr;          // after open()
   std::optional<rank_env::RankEnds> rank_ends_;  // made when it is first used
-  Reserve reserve_;
+  HotSpares hot_spares_;
   std::optional<Subreaper> subreaper_;
   sys::FileDescriptor this_process_;  // a pidfd; ranks end when this process ends
-  std::optional<Guard> guard_;
+  std::optional<OrphanReaper> orphan_reaper_;
   Clock::time_point orphans_seen_, hangs_seen_;
 };
 

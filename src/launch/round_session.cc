@@ -60,7 +60,7 @@ void RoundSession::take_events() {
 
 Deadline RoundSession::next_wake(Clock::time_point now) const {
   Deadline wake = Deadline::never();
-  for (const auto& next : {keepers_limit_, offer_after_})
+  for (const auto& next : {survivors_limit_, join_after_})
     if (next) wake = wake.or_sooner(Deadline::after(*next - now));
   return wake;
 }
@@ -69,10 +69,10 @@ void RoundSession::take(RoundEvent event) {
   switch (event.kind) {
     case RoundEvent::Kind::pause:
       pause_line_ = event.why;
-      offer_after_ = Clock::now() + event.pause;
+      join_after_ = Clock::now() + event.pause;
       return;
-    case RoundEvent::Kind::gather:
-      return gather(event);
+    case RoundEvent::Kind::rendezvous:
+      return begin_rendezvous(event);
     case RoundEvent::Kind::waiting:
       return note_waiting(event.workers);
     case RoundEvent::Kind::begin:
@@ -82,15 +82,15 @@ void RoundSession::take(RoundEvent event) {
                               event.plan.round, counted(std::ssize(event.plan.nodes), "node"));
       waiting_line_ = Clock::now() + first_waiting_line;
       return;
-    case RoundEvent::Kind::reserve:
-      return processes_.reserve().allow();
+    case RoundEvent::Kind::hot_spares:
+      return processes_.hot_spares().allow();
     case RoundEvent::Kind::over:
       return end_rounds(std::move(event));
   }
 }
 
-void RoundSession::gather(const RoundEvent& event) {
-  run_.gathering_for = event.round;
+void RoundSession::begin_rendezvous(const RoundEvent& event) {
+  run_.rendezvous_for = event.round;
   spare_line_.clear();
   if (may_have_more_rounds(run_.spec))
     waiting_line_ = Clock::now() + first_waiting_line;
@@ -98,42 +98,43 @@ void RoundSession::gather(const RoundEvent& event) {
     waiting_line_ = Clock::now() + next_waiting_line;
   if (run_.workers.empty()) return;
   if (run_.machine.cause() < 0)
-    relay_.say(formatted("round {} ends: {}", event.round - 1, event.why));
+    relay_.log_line(formatted("round {} ends: {}", event.round - 1, event.why));
   for (const auto& worker : run_.workers)
     if (worker->process() != nullptr &&
         (event.workers.contains(worker->name()) || kept_.contains(worker->name())))
-      worker->set_standing(Worker::Standing::keeps);
-  keepers_limit_ = Clock::now() + run_.spec.grace;
+      worker->set_survival(Worker::Survival::survivor);
+  survivors_limit_ = Clock::now() + run_.spec.grace;
   run_.machine.end_ranks(Clock::now(), notice_of_a_round);
 }
 
 void RoundSession::note_waiting(const std::set<std::string>& names) {
-  if (run_.gathering_for < 0) return;
+  if (run_.rendezvous_for < 0) return;
   for (const auto& worker : run_.workers) {
-    if (worker->standing() != Worker::Standing::keeps || worker->process() == nullptr) continue;
+    if (worker->survival() != Worker::Survival::survivor || worker->process() == nullptr) continue;
     if (!names.contains(worker->name())) continue;
-    worker->set_standing(Worker::Standing::waiting);
+    worker->set_survival(Worker::Survival::waiting);
     run_.machine.left();
   }
 }
 
 void RoundSession::go_on() {
-  if (keepers_limit_ && Clock::now() >= *keepers_limit_) {
-    keepers_limit_.reset();
+  if (survivors_limit_ && Clock::now() >= *survivors_limit_) {
+    survivors_limit_.reset();
     for (const auto& worker : run_.workers)
-      if (worker->standing() == Worker::Standing::keeps)
+      if (worker->survival() == Worker::Survival::survivor)
         worker->kill(formatted("killed by the agent: it did not leave its round within {}",
                                format_duration(run_.spec.grace)));
   }
   const bool is_done = run_.machine.state() == State::done && run_.machine.cause() < 0 &&
-                       run_.gathering_for < 0 && !run_.workers.empty();
+                       run_.rendezvous_for < 0 && !run_.workers.empty();
   if (is_done && !run_.run_result && !std::exchange(told_, true)) source_.done(run_.plan.round);
-  say_waiting();
-  offer_if_ready();
+  log_waiting();
+  join_if_ready();
 }
 
-void RoundSession::offer_if_ready() {
-  if (run_.gathering_for < 0 || run_.run_result || run_.asked_to_stop != 0 || !run_.problem.empty())
+void RoundSession::join_if_ready() {
+  if (run_.rendezvous_for < 0 || run_.run_result || run_.asked_to_stop != 0 ||
+      !run_.problem.empty())
     return;
   if (!run_.workers.empty() && run_.machine.state() != State::done) return;
   processes_.end_leftovers();
@@ -143,25 +144,25 @@ void RoundSession::offer_if_ready() {
     run_.result.cause.reset();
   }
   if (is_pausing()) return;
-  Offer offer = source_.empty_offer();
-  offer.failed = has_failed;
+  JoinRequest request = source_.empty_join_request();
+  request.failed = has_failed;
   for (int local = 0; local < run_.spec.ranks; ++local) {
     Worker* worker = run_.workers.empty() ? nullptr : run_.workers[local].get();
     const bool kept = worker != nullptr && worker->process() != nullptr &&
-                      worker->standing() == Worker::Standing::waiting;
-    offer.workers.push_back(
+                      worker->survival() == Worker::Survival::waiting;
+    request.workers.push_back(
         {kept ? worker->name() : formatted("{}.{}", run_.node, next_worker_++), kept});
   }
-  keepers_limit_.reset();
-  source_.offer(std::exchange(run_.gathering_for, -1), offer);
+  survivors_limit_.reset();
+  source_.request_join(std::exchange(run_.rendezvous_for, -1), request);
 }
 
 bool RoundSession::is_pausing() {
-  if (!offer_after_) return false;
-  if (!pause_line_.empty()) relay_.say(std::exchange(pause_line_, {}));
-  waiting_line_ = *offer_after_ + first_waiting_line;
-  if (Clock::now() < *offer_after_) return true;
-  offer_after_.reset();
+  if (!join_after_) return false;
+  if (!pause_line_.empty()) relay_.log_line(std::exchange(pause_line_, {}));
+  waiting_line_ = *join_after_ + first_waiting_line;
+  if (Clock::now() < *join_after_) return true;
+  join_after_.reset();
   return false;
 }
 
@@ -177,9 +178,10 @@ void RoundSession::begin_round(const RoundPlan& plan) {
   relay_.failures() = {};  // failures of the last round have been reported
   const RoundPlan::Node& own = plan.nodes[plan.group_rank(run_.node)];
   if (plan.round > 0)
-    relay_.say(formatted("round {} begins: {} on {}, {} of {} restarts used", plan.round,
-                         counted(plan.ranks(), "rank"), counted(std::ssize(plan.nodes), "node"),
-                         plan.restarts, run_.spec.max_restarts));
+    relay_.log_line(formatted("round {} begins: {} on {}, {} of {} restarts used", plan.round,
+                              counted(plan.ranks(), "rank"),
+                              counted(std::ssize(plan.nodes), "node"), plan.restarts,
+                              run_.spec.max_restarts));
   run_.workers.resize(static_cast<std::size_t>(run_.spec.ranks));
   std::vector<Worker*> fresh;
   std::vector<Worker*> lost;
@@ -189,7 +191,7 @@ void RoundSession::begin_round(const RoundPlan& plan) {
     if (worker && worker->name() == own.workers[local]) {
       worker->set_rank(rank);
       if (worker->process() == nullptr) lost.push_back(worker.get());
-      worker->set_standing(Worker::Standing::plain);
+      worker->set_survival(Worker::Survival::none);
       kept_.insert(worker->name());
       continue;
     }
@@ -201,14 +203,14 @@ void RoundSession::begin_round(const RoundPlan& plan) {
   for (Worker* worker : lost)
     worker->end() && worker->end()->success() ? note_end(*worker, *worker->end())
                                               : note_lost(*worker);
-  if (plan.round > 0) processes_.reserve().fill_at(Clock::now() + until_the_round_is_under_way);
+  if (plan.round > 0) processes_.hot_spares().fill_at(Clock::now() + until_the_round_is_under_way);
 }
 
 void RoundSession::start(const std::vector<Worker*>& fresh) {
   const auto failure = processes_.start(fresh);
   if (!failure) return run_.machine.all_started();
   run_.problem = failure->problem;
-  relay_.say(run_.problem);
+  relay_.log_line(run_.problem);
   run_.result.exit_code = 126;
   tell_failure(run_.problem);
   const std::size_t others = run_.workers.size() - fresh.size();  // still running
@@ -230,22 +232,22 @@ void RoundSession::end_rounds(RoundEvent event) {
   told_ = true;
   if (run_.plan.nodes.empty()) run_.plan = event.plan;
   run_.run_result = result_for_this_node(std::move(event), run_);
-  run_.gathering_for = -1;
+  run_.rendezvous_for = -1;
   waiting_line_.reset();
   const bool elsewhere = run_.run_result->node != run_.node;
   if (run_.run_result->kind == RunResult::Kind::done) return;
   const bool has_failed = run_.run_result->kind == RunResult::Kind::failed;
   if (has_failed && run_.spec.max_restarts > 0 && run_.plan.restarts >= run_.spec.max_restarts)
-    relay_.say(formatted("no restart is left: {} of {} were used", run_.plan.restarts,
-                         run_.spec.max_restarts));
+    relay_.log_line(formatted("no restart is left: {} of {} were used", run_.plan.restarts,
+                              run_.spec.max_restarts));
   if (has_failed && run_.run_result->exit_code == usage_exit_code && run_.spec.max_restarts > 0 &&
       run_.plan.restarts < run_.spec.max_restarts)
-    relay_.say("exit code 2 means wrong usage: the program is not restarted");
+    relay_.log_line("exit code 2 means wrong usage: the program is not restarted");
   if (run_.run_result->kind == RunResult::Kind::stopped) {
     if (!elsewhere || run_.asked_to_stop != 0) return;
-    relay_.say(formatted("{} was asked to stop ({})",
-                         node_name(run_.run_result->node, run_, source_),
-                         sys::signal_name(run_.run_result->signal)));
+    relay_.log_line(formatted("{} was asked to stop ({})",
+                              node_name(run_.run_result->node, run_, source_),
+                              sys::signal_name(run_.run_result->signal)));
     run_.asked_to_stop = run_.run_result->signal;
     if (run_.machine.state() == State::running)
       run_.machine.signalled(run_.run_result->signal, Clock::now());
@@ -259,14 +261,14 @@ void RoundSession::end_rounds(RoundEvent event) {
                         node_name(run_.run_result->node, run_, source_), run_.run_result->how);
   }
   run_.machine.end_ranks(Clock::now(), notice_of_the_end);
-  end_keepers();
+  end_survivors();
 }
 
 // Terminates the workers that were spared when the round ended.
-void RoundSession::end_keepers() {
+void RoundSession::end_survivors() {
   for (const auto& worker : run_.workers) {
-    if (worker->standing() != Worker::Standing::keeps) continue;
-    keepers_limit_ = Clock::now() + run_.spec.failure_grace;
+    if (worker->survival() != Worker::Survival::survivor) continue;
+    survivors_limit_ = Clock::now() + run_.spec.failure_grace;
     if (sys::Process* process = worker->process()) process->send_to_group(SIGTERM);
   }
 }
@@ -280,24 +282,24 @@ void RoundSession::ask_to_stop(int signal) {
   source_.stop({.kind = RunResult::Kind::stopped, .signal = signal, .node = run_.node},
                !spare_line_.empty());
   run_.machine.end_ranks(Clock::now(), Duration::zero());
-  end_keepers();
+  end_survivors();
 }
 
-void RoundSession::say_waiting() {
+void RoundSession::log_waiting() {
   if (!waiting_line_ || Clock::now() < *waiting_line_) return;
   waiting_line_ = Clock::now() + (spare_line_.empty() ? next_waiting_line : next_spare_line);
-  if (!spare_line_.empty()) return relay_.say(spare_line_);
+  if (!spare_line_.empty()) return relay_.log_line(spare_line_);
   if (!may_have_more_rounds(run_.spec))
-    relay_.say("waiting for the agents of the other nodes, which have arrived, to be ready");
+    relay_.log_line("waiting for the agents of the other nodes, which have arrived, to be ready");
   else if (run_.workers.empty() || run_.machine.state() == State::done)
-    relay_.say(formatted("waiting for other nodes: the run needs {} to {}",
-                         least_nodes(run_.spec.nodes), run_.spec.nodes.nodes));
+    relay_.log_line(formatted("waiting for other nodes: the run needs {} to {}",
+                              least_nodes(run_.spec.nodes), run_.spec.nodes.nodes));
 }
 
 void RoundSession::note_end(Worker& worker, sys::ExitStatus status) {
   const auto now = Clock::now();
   worker.output().finish();
-  if (worker.standing() == Worker::Standing::waiting) return;  // begin_round() handles it
+  if (worker.survival() == Worker::Survival::waiting) return;  // begin_round() handles it
   run_.result.ends.push_back(worker.describe_end(status, now));
   run_.machine.ended(worker.rank(), status, now);
   if (run_.machine.cause() == worker.rank()) note_failure(run_.result.ends.back());

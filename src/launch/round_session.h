@@ -26,8 +26,8 @@ class RoundSession {
   // Handles the source's events; may begin a round with other workers.
   void take_events();
   // Does the work that is due: kills workers that do not leave their round in time, announces that
-  // all workers have ended successfully, and sends the offer for the next round once all processes
-  // of the last round have ended or wait for the next round.
+  // all workers have ended successfully, and sends the join request for the next round once all
+  // processes of the last round have ended or wait for the next round.
   void go_on();
   // Returns the latest time for the next call of go_on() if nothing else happens.
   [[nodiscard]] Deadline next_wake(Clock::time_point now) const;
@@ -42,17 +42,17 @@ class RoundSession {
 
  private:
   void take(RoundEvent event);
-  void gather(const RoundEvent& event);
+  void begin_rendezvous(const RoundEvent& event);
   void note_waiting(const std::set<std::string>& names);
-  void offer_if_ready();
+  void join_if_ready();
   [[nodiscard]] bool is_pausing();
   void begin_round(const RoundPlan& plan);
   void start(const std::vector<Worker*>& fresh);
   void note_lost(const Worker& worker);
   void note_failure(const RankEnd& end);
   void end_rounds(RoundEvent event);
-  void end_keepers();
-  void say_waiting();
+  void end_survivors();
+  void log_waiting();
 
   RunState& run_;
   OutputRelay& relay_;
@@ -61,7 +61,7 @@ class RoundSession {
   RoundSource& source_;
   std::set<std::string> kept_;  // workers that came from the previous round
   int next_worker_ = 0;
-  std::optional<Clock::time_point> keepers_limit_, waiting_line_, offer_after_;
+  std::optional<Clock::time_point> survivors_limit_, waiting_line_, join_after_;
   std::string pause_line_;  // printed after the round's report
   std::string spare_line_;  // printed periodically while a round runs without this node
   bool told_ = false;       // this node's outcome has been published

@@ -19,7 +19,7 @@ RoundSource::RoundSource(RoundStore store)
   if (!changed_) throw SystemError("making an eventfd", errno);
 }
 
-Offer RoundSource::empty_offer() const {
+JoinRequest RoundSource::empty_join_request() const {
   return {.node = node_,
           .host = host_,
           .address = address_,
@@ -48,13 +48,13 @@ void RoundSource::emit(RoundEvent event) {
 
 OneRound::OneRound(RoundStore store) : RoundSource(std::move(store)) {
   address_ = "127.0.0.1";
-  emit({.kind = RoundEvent::Kind::gather});
+  emit({.kind = RoundEvent::Kind::rendezvous});
 }
 
 std::string OneRound::host(int) const { return host_; }
 
-void OneRound::offer(int, const Offer& offer) {
-  emit({.kind = RoundEvent::Kind::begin, .plan = plan_round(nullptr, {offer})});
+void OneRound::request_join(int, const JoinRequest& request) {
+  emit({.kind = RoundEvent::Kind::begin, .plan = plan_round(nullptr, {request})});
 }
 
 void OneRound::fail(const RoundPlan&, const RunResult& failure) { end_run(failure); }

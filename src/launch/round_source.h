@@ -18,19 +18,19 @@ namespace lockstep::launch {
 
 struct RoundEvent {
   enum class Kind {
-    pause,    // wait `pause` before offer(); `why` is the reason
-    gather,   // end the processes of the last round, then offer() for round `round`
-    waiting,  // these workers wait for the round
-    begin,    // the round begins
-    spare,    // a round runs without this node, which waits for room
-    reserve,  // the program supports hot spares; sent once
-    over,     // the run is over; the last event
+    pause,       // wait `pause` before request_join(); `why` is the reason
+    rendezvous,  // end the processes of the last round, then request_join() for round `round`
+    waiting,     // these workers wait for the round
+    begin,       // the round begins
+    spare,       // a round runs without this node, which waits for room
+    hot_spares,  // the program supports hot spares; sent once
+    over,        // the run is over; the last event
   };
-  Kind kind = Kind::gather;
+  Kind kind = Kind::rendezvous;
   int round = 0;
-  std::string why = {};                // gather: why the last round ended; empty: first round
+  std::string why = {};                // rendezvous: why the last round ended; empty: first round
   Duration pause = {};                 // pause
-  std::set<std::string> workers = {};  // gather: workers of the last round that continue
+  std::set<std::string> workers = {};  // rendezvous: workers of the last round that continue
   RoundPlan plan = {};                 // begin, spare; over: of a round that did not begin here
   RunResult result = {};               // over
   bool store_lost = false;             // over: this node may have failed first
@@ -48,14 +48,14 @@ class RoundSource {
   [[nodiscard]] int node() const { return node_; }
   // Returns the host of a node of a fixed run; "unknown" if no node has that number.
   [[nodiscard]] virtual std::string host(int node) const = 0;
-  // Returns this node's offer without its workers.
-  [[nodiscard]] Offer empty_offer() const;
+  // Returns this node's join request without its workers.
+  [[nodiscard]] JoinRequest empty_join_request() const;
 
   // Returns a descriptor to poll; it is readable when there are events.
   [[nodiscard]] int descriptor() const { return changed_.get(); }
   [[nodiscard]] std::vector<RoundEvent> take_events();
 
-  virtual void offer(int round, const Offer& offer) = 0;
+  virtual void request_join(int round, const JoinRequest& request) = 0;
   // Reports that a worker of this node has failed; the round ends. Another round follows, after a
   // pause if workers have failed before init() several times in a row. The run is over if no
   // restarts are left, or after a usage error (exit code 2 before init()). If a node of the round
@@ -96,7 +96,7 @@ class OneRound : public RoundSource {
   explicit OneRound(RoundStore store);
 
   [[nodiscard]] std::string host(int node) const override;
-  void offer(int round, const Offer& offer) override;
+  void request_join(int round, const JoinRequest& request) override;
   void fail(const RoundPlan& plan, const RunResult& failure) override;
   void done(int round) override;
   void stop(const RunResult& stopped, bool is_spare) override;

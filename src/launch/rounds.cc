@@ -1,10 +1,10 @@
 #include "launch/rounds.h"
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "launch/round_store.h"
 #include "sys/process.h"
 #include "sys/program.h"
@@ -28,7 +28,7 @@ constexpr std::chrono::seconds early{60}, first_pause{1}, longest_pause{30};
 constexpr std::chrono::seconds time_to_close{2};
 // How long other nodes wait, after the join deadline, for the decision of node 0.
 constexpr std::chrono::seconds time_to_decide{10};
-constexpr std::int64_t kept_news = 1000;
+constexpr std::int64_t kept_epochs = 1000;
 constexpr std::string_view nnodes_option = "--nnodes ";
 
 std::string first_value(Store& store, const char* key, const std::string& value) {
@@ -64,7 +64,7 @@ RunResult end_of_store(const std::exception& error, const NodeSpec& nodes) {
     result.how = formatted(
         "its agent, which serves the store, is gone: it was killed, or its host cannot be reached "
         "({})",
-        visible(error.what(), 300));
+        escaped(error.what(), 300));
   }
   return result;
 }
@@ -75,7 +75,7 @@ std::string spoiled(const std::string& key, const std::string& why) {
   return formatted(
       "the store's key {} has a value that no agent wrote ({}); keys that begin with lockstep-run/ "
       "are reserved for agents",
-      key, visible(why, 200));
+      key, escaped(why, 200));
 }
 
 Rounds::Rounds(const NodeSpec& nodes, int max_restarts, RoundStore store, Deadline join_deadline,
@@ -138,11 +138,11 @@ void Rounds::check_terms(const std::string& own, Deadline deadline) {
   if (!counts && stands != own)
     refuse_run(keys_, node_,
                formatted("--nnodes must be the same on all nodes: node 0 has {}, node {} has {}",
-                         visible(number_of_nodes(stands), 100), node_, number_of_nodes(own)));
+                         escaped(number_of_nodes(stands), 100), node_, number_of_nodes(own)));
   check_input(stands == own,
               "all nodes must be started with the same options: another node has {}, this one {}",
-              visible(stands), own);
-  store_.run_id = tidy(first_value(keys_, round_key::name, fresh_run_id()));
+              escaped(stands), own);
+  store_.run_id = single_line(first_value(keys_, round_key::name, fresh_run_id()));
 }
 
 std::string Rounds::terms_of_node_0(Deadline deadline) {
@@ -164,17 +164,17 @@ void Rounds::take_number() {
               "at most {} nodes can join a run over time", most_node_number + 1);
   node_ = static_cast<int>(number);
   store_.store->set_on_disconnect(round_key::gone(node_), round_key::gone_without_a_word);
-  keys_.set(round_key::agent(node_), tidy(host_));
+  keys_.set(round_key::agent(node_), single_line(host_));
 }
 
 std::string Rounds::host(int node) const {
   return node >= 0 && node < std::ssize(claims_) ? claims_[node].host : "unknown";
 }
 
-void Rounds::offer(int round, const Offer& offer) {
-  offered_ = round;
-  push([this, round, offer] {
-    keys_.set(round_key::offer(round, node_), to_text(offer));
+void Rounds::request_join(int round, const JoinRequest& request) {
+  joining_ = round;
+  push([this, round, request] {
+    keys_.set(round_key::join_request(round, node_), to_text(request));
     announce();
   });
 }
@@ -288,9 +288,9 @@ void Rounds::push(std::function<void()> task) {
 
 // Makes the other agents read the store again.
 void Rounds::announce() {
-  const std::int64_t number = raise(round_key::news);
-  keys_.set(round_key::news_of(number), "");
-  if (number > kept_news) keys_.erase(round_key::news_of(number - kept_news));
+  const std::int64_t number = raise(round_key::epoch);
+  keys_.set(round_key::epoch_of(number), "");
+  if (number > kept_epochs) keys_.erase(round_key::epoch_of(number - kept_epochs));
 }
 
 // Ranks have the secret too and can write any value, so check the result.
@@ -309,7 +309,7 @@ void Rounds::lose(const std::exception& error) noexcept {
                  .result = {.kind = RunResult::Kind::failed,
                             .node = -1,
                             .how = formatted("the agents' store is lost: {}",
-                                             visible(error.what(), 300))}});
+                                             escaped(error.what(), 300))}});
   const RunResult result = end_of_store(error, nodes_);
   emit({.kind = RoundEvent::Kind::over, .result = result, .store_lost = result.node == 0});
   try {
@@ -341,14 +341,14 @@ void Rounds::heartbeat() noexcept {
 }
 
 void Rounds::heartbeat_once() {
-  static_cast<void>(raise(round_key::beat(node_)));
+  static_cast<void>(raise(round_key::heartbeat(node_)));
   const auto live = live_nodes();
   if (live.empty()) return;
   const bool watches_all = *live.begin() == node_;
   for (const int node : live) {
     if (node == node_ || (!watches_all && node != *live.begin())) continue;
     auto [monitor, is_new] = heard_.try_emplace(node, nodes_.lost_after, 2 * nodes_.lost_after / 5);
-    monitor->second.note(keys_.try_get(round_key::beat(node)).value_or(""), Clock::now());
+    monitor->second.note(keys_.try_get(round_key::heartbeat(node)).value_or(""), Clock::now());
     if (!monitor->second.lost(Clock::now())) continue;
     keys_.compare_set(
         round_key::gone(node), "",

@@ -14,13 +14,13 @@
 //   gone/N             why agent N has left; the server writes it when the connection ends, and
 //                      agent N erases it if it reconnects before a round was planned without it
 //   heartbeat/N        increases while agent N lives
-//   offers/R/N         the offer of agent N for round R (node_messages.h)
+//   joins/R/N          the join request of agent N for round R (node_messages.h)
 //   plans/R            the plan of round R; the first one counts
 //   done/R/N           the workers of agent N have succeeded in round R
 //   failure            in a fixed run: the first failure of a rank, which becomes the result if no
 //                      node is lost
 //   result             the result of the run (node_messages.h)
-//   news, news/K       the number of changes; set with the K-th change
+//   epoch, epoch/K     the number of changes; set with the K-th change
 //
 // and the keys that programs read and write, below lockstep-round/:
 //
@@ -28,7 +28,7 @@
 //   reserve            set by a program that supports hot spares
 //   R/workers          workers_text() of the plan of round R
 //   R/ended            why round R cannot continue; set as soon as an agent knows
-//   R/keeps/WORKER     set by a program that leaves the round itself and waits for the next one
+//   R/survivors/WORKER set by a program that leaves the round itself and waits for the next one
 //   R/waiting/WORKER   set by a program that has left round R
 //   R/final            set by a program: why a restart cannot help; its failure ends the run
 #pragma once
@@ -73,7 +73,7 @@ class Rounds : public RoundSource {
   ~Rounds() override;
 
   [[nodiscard]] std::string host(int node) const override;
-  void offer(int round, const Offer& offer) override;
+  void request_join(int round, const JoinRequest& request) override;
   void fail(const RoundPlan& plan, const RunResult& failure) override;
   void done(int round) override;
   void stop(const RunResult& stopped, bool is_spare) override;
@@ -102,10 +102,10 @@ class Rounds : public RoundSource {
   void look_at_round();
   [[nodiscard]] std::string reason_to_end();
   [[nodiscard]] bool all_done();
-  void gather(const std::string& why);
-  void look_at_gathering();
+  void begin_rendezvous(const std::string& why);
+  void look_at_rendezvous();
   void try_to_plan(int round);
-  void note_missing_offer(int node);
+  void note_missing_request(int node);
   [[nodiscard]] bool is_time_to_plan(std::size_t nodes);
   void adopt(RoundPlan plan);
   [[nodiscard]] std::set<int> live_nodes();
@@ -113,7 +113,7 @@ class Rounds : public RoundSource {
   [[nodiscard]] std::optional<std::string> lost_node(const RoundPlan& plan);
   [[nodiscard]] std::optional<int> gone_node(const RoundPlan& plan);
   [[nodiscard]] bool waits_for_the_others();
-  void wait_for_news();
+  void wait_for_epoch();
 
   void heartbeat() noexcept;
   void heartbeat_once();
@@ -128,15 +128,15 @@ class Rounds : public RoundSource {
 
   // Owned by the following thread.
   int round_ = -1;  // the newest round with a known plan
-  bool gathering_ = false;
+  bool in_rendezvous_ = false;
   RoundPlan plan_;
-  std::int64_t news_ = 0;  // the number of changes that have been seen
-  bool keepers_ = false;   // some workers may wait for the next round
-  bool has_reserve_ = false;
-  std::optional<Clock::time_point> gathering_since_, enough_since_;
+  std::int64_t epoch_ = 0;  // the number of changes that have been seen
+  bool survivors_ = false;  // some workers may wait for the next round
+  bool has_hot_spares_ = false;
+  std::optional<Clock::time_point> rendezvous_since_, enough_since_;
   std::map<int, HeartbeatMonitor> heard_;  // used by the heartbeat thread
 
-  std::atomic<int> offered_ = -1;              // the round of the last offer
+  std::atomic<int> joining_ = -1;              // the round of the last offer
   std::atomic<std::int64_t> connections_ = 1;  // to the store so far
   std::atomic<Clock::time_point> back_since_ = Clock::time_point::min();
   std::atomic<bool> leaving_ = false;

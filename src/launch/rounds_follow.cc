@@ -1,8 +1,8 @@
 // How each agent reads the store and acts on it.
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "launch/rounds.h"
 
 #include <lockstep/base/error.h>
@@ -14,7 +14,7 @@ namespace lockstep::launch {
 
 namespace {
 
-constexpr std::chrono::milliseconds turn_of_one{1000}, turn_of_several{200}, turn_with_keepers{5};
+constexpr std::chrono::milliseconds turn_of_one{1000}, turn_of_several{200}, turn_with_survivors{5};
 
 std::set<std::string> names_below(Store& store, const std::string& prefix) {
   std::set<std::string> names;
@@ -25,7 +25,7 @@ std::set<std::string> names_below(Store& store, const std::string& prefix) {
 int checked_number(const std::string& text, int most, const char* what) {
   const auto number = parse_integer(text);
   check_input(number && *number >= 0 && *number <= most,
-              "a key of the agents, {}: expected a number, found '{}'", what, visible(text, 40));
+              "a key of the agents, {}: expected a number, found '{}'", what, escaped(text, 40));
   return static_cast<int>(*number);
 }
 
@@ -38,9 +38,9 @@ void Rounds::follow() noexcept {
       plan_ = parse_round_plan(keys_.try_get(round_key::plan(round_)).value_or(""));
       emit({.kind = RoundEvent::Kind::spare, .round = round_, .plan = plan_});
     } else {
-      gather("");
+      begin_rendezvous("");
     }
-    while (!closing_ && look()) wait_for_news();
+    while (!closing_ && look()) wait_for_epoch();
   } catch (const std::exception& error) {
     lose(error);
   }
@@ -48,7 +48,7 @@ void Rounds::follow() noexcept {
 
 // Returns false if the run is over.
 bool Rounds::look() {
-  news_ = parse_integer(keys_.try_get(round_key::news).value_or("0")).value_or(0);
+  epoch_ = parse_integer(keys_.try_get(round_key::epoch).value_or("0")).value_or(0);
   if (is_fixed_) end_if_a_node_is_gone();
   const auto why = is_fixed_ ? std::nullopt : keys_.try_get(round_key::gone(node_));
   if (why && !comes_back()) {
@@ -57,12 +57,12 @@ bool Rounds::look() {
           .result = {.kind = kind,
                      .node = leaving_ ? node_ : -1,
                      .how = formatted("the other nodes have excluded this one ({})",
-                                      visible(*why, 200))}});
+                                      escaped(*why, 200))}});
     return false;
   }
   if (is_over()) return false;
-  if (!gathering_) look_at_round();
-  if (gathering_) look_at_gathering();
+  if (!in_rendezvous_) look_at_round();
+  if (in_rendezvous_) look_at_rendezvous();
   return true;
 }
 
@@ -72,7 +72,7 @@ void Rounds::end_if_a_node_is_gone() {
     if (node == node_) continue;
     const RunResult lost{.kind = RunResult::Kind::failed,
                          .node = node,
-                         .how = visible(keys_.try_get(round_key::gone(node)).value_or(""), 200)};
+                         .how = escaped(keys_.try_get(round_key::gone(node)).value_or(""), 200)};
     keys_.compare_set(round_key::result, "", to_text(lost));
     announce();
   }
@@ -89,7 +89,7 @@ bool Rounds::is_over() {
   } catch (const BadInput& error) {
     throw BadInput(spoiled(round_key::result, error.what()));
   }
-  if (const auto plan = gathering_ ? keys_.try_get(round_key::plan(round_ + 1)) : std::nullopt)
+  if (const auto plan = in_rendezvous_ ? keys_.try_get(round_key::plan(round_ + 1)) : std::nullopt)
     over.plan = parse_round_plan(*plan);
   emit(std::move(over));
   return true;
@@ -120,9 +120,9 @@ bool Rounds::waits_for_the_others() {
 }
 
 void Rounds::look_at_round() {
-  if (!has_reserve_ && max_restarts_ > 0 && keys_.try_get(round_key::reserve)) {
-    has_reserve_ = true;
-    emit({.kind = RoundEvent::Kind::reserve});
+  if (!has_hot_spares_ && max_restarts_ > 0 && keys_.try_get(round_key::hot_spares)) {
+    has_hot_spares_ = true;
+    emit({.kind = RoundEvent::Kind::hot_spares});
   }
   auto ended = keys_.try_get(round_key::ended(round_));
   if (!ended) {
@@ -135,7 +135,7 @@ void Rounds::look_at_round() {
     ended = keys_.compare_set(round_key::ended(round_), "", why);
     announce();
   }
-  gather(*ended);
+  begin_rendezvous(*ended);
 }
 
 std::string Rounds::reason_to_end() {
@@ -156,26 +156,26 @@ bool Rounds::all_done() {
   });
 }
 
-void Rounds::gather(const std::string& why) {
-  gathering_ = true;
-  gathering_since_ = Clock::now();
+void Rounds::begin_rendezvous(const std::string& why) {
+  in_rendezvous_ = true;
+  rendezvous_since_ = Clock::now();
   enough_since_.reset();
-  std::set<std::string> keepers;
-  if (round_ >= 0) keepers = names_below(keys_, round_key::of_keeps(round_));
-  keepers_ = round_ >= 0;
-  emit({.kind = RoundEvent::Kind::gather,
+  std::set<std::string> survivors;
+  if (round_ >= 0) survivors = names_below(keys_, round_key::of_survivors(round_));
+  survivors_ = round_ >= 0;
+  emit({.kind = RoundEvent::Kind::rendezvous,
         .round = round_ + 1,
-        .why = visible(why, 400),
-        .workers = std::move(keepers)});
+        .why = escaped(why, 400),
+        .workers = std::move(survivors)});
 }
 
-void Rounds::look_at_gathering() {
+void Rounds::look_at_rendezvous() {
   const int round = round_ + 1;
   if (!keys_.try_get(round_key::plan(round))) try_to_plan(round);
   if (const auto text = keys_.try_get(round_key::plan(round)))
     return adopt(parse_round_plan(*text));
-  keepers_ = round > 0 && offered_ < round;
-  if (!keepers_) return;
+  survivors_ = round > 0 && joining_ < round;
+  if (!survivors_) return;
   emit({.kind = RoundEvent::Kind::waiting,
         .round = round,
         .workers = names_below(keys_, round_key::of_waiting(round - 1))});
@@ -187,7 +187,7 @@ void Rounds::try_to_plan(int round) {
   const auto live = live_nodes();
   if (std::ssize(live) < least_) {
     enough_since_.reset();
-    if (Clock::now() - *gathering_since_ < nodes_.join_timeout) return;
+    if (Clock::now() - *rendezvous_since_ < nodes_.join_timeout) return;
     const RunResult too_few{
         .kind = RunResult::Kind::failed,
         .node = -1,
@@ -196,30 +196,30 @@ void Rounds::try_to_plan(int round) {
     keys_.compare_set(round_key::result, "", to_text(too_few));
     return announce();
   }
-  std::vector<Offer> offers;
+  std::vector<JoinRequest> requests;
   for (const int node : chosen(live)) {
-    const auto text = keys_.try_get(round_key::offer(round, node));
-    if (!text) return note_missing_offer(node);
-    offers.push_back(parse_offer(*text));
-    check_input(offers.back().node == node, "the offer of node {} names node {}", node,
-                offers.back().node);
+    const auto text = keys_.try_get(round_key::join_request(round, node));
+    if (!text) return note_missing_request(node);
+    requests.push_back(parse_join_request(*text));
+    check_input(requests.back().node == node, "the join request of node {} names node {}", node,
+                requests.back().node);
   }
-  if (!is_time_to_plan(offers.size())) return;
-  const RoundPlan plan = plan_round(round_ < 0 ? nullptr : &plan_, std::move(offers));
+  if (!is_time_to_plan(requests.size())) return;
+  const RoundPlan plan = plan_round(round_ < 0 ? nullptr : &plan_, std::move(requests));
   keys_.compare_set(round_key::plan(round), "", to_text(plan));
 }
 
 // The node may still be terminating its ranks. In a fixed run, nodes have no ranks at this point,
 // so a node without an offer after the timeout is a failure.
-void Rounds::note_missing_offer(int node) {
-  if (!is_fixed_ || Clock::now() - *gathering_since_ < nodes_.join_timeout) return;
-  const RunResult no_offer{
+void Rounds::note_missing_request(int node) {
+  if (!is_fixed_ || Clock::now() - *rendezvous_since_ < nodes_.join_timeout) return;
+  const RunResult no_request{
       .kind = RunResult::Kind::failed,
       .node = node,
       .how =
           formatted("its agent has joined the run, but was not ready to start its ranks within {}",
                     format_duration(nodes_.join_timeout))};
-  keys_.compare_set(round_key::result, "", to_text(no_offer));
+  keys_.compare_set(round_key::result, "", to_text(no_request));
   announce();
 }
 
@@ -236,8 +236,8 @@ void Rounds::adopt(RoundPlan plan) {
               round_ + 1, plan.round);
   plan_ = std::move(plan);
   round_ = plan_.round;
-  gathering_ = false;
-  keepers_ = false;
+  in_rendezvous_ = false;
+  survivors_ = false;
   if (plan_.group_rank(node_) < 0)
     return emit({.kind = RoundEvent::Kind::spare, .round = round_, .plan = plan_});
   keys_.set(round_key::workers(round_), workers_text(plan_));
@@ -271,7 +271,7 @@ std::optional<std::string> Rounds::lost_node(const RoundPlan& plan) {
   if (!group_rank) return std::nullopt;
   const RoundPlan::Node& lost = plan.nodes[*group_rank];
   return formatted("node {} (host {}) has left: {}", *group_rank, lost.host,
-                   visible(keys_.try_get(round_key::gone(lost.node)).value_or(""), 200));
+                   escaped(keys_.try_get(round_key::gone(lost.node)).value_or(""), 200));
 }
 
 // Returns the group rank of a node in the plan whose agent has gone, if there is one.
@@ -285,11 +285,13 @@ std::optional<int> Rounds::gone_node(const RoundPlan& plan) {
   return std::nullopt;
 }
 
-void Rounds::wait_for_news() {
-  const bool awaits_more = others_may_come_ || (!has_reserve_ && max_restarts_ > 0);
-  const Duration turn = keepers_ ? turn_with_keepers : awaits_more ? turn_of_several : turn_of_one;
+void Rounds::wait_for_epoch() {
+  const bool awaits_more = others_may_come_ || (!has_hot_spares_ && max_restarts_ > 0);
+  const Duration turn = survivors_    ? turn_with_survivors
+                        : awaits_more ? turn_of_several
+                                      : turn_of_one;
   try {
-    static_cast<void>(keys_.get(round_key::news_of(news_ + 1), Deadline::after(turn)));
+    static_cast<void>(keys_.get(round_key::epoch_of(epoch_ + 1), Deadline::after(turn)));
   } catch (const Timeout&) {
     return;  // no news, or the store does not answer: the next look() detects that
   }

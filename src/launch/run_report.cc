@@ -53,7 +53,7 @@ bool is_all_of(const std::vector<SharedFailures::Failure>& failures, int rank) {
 }
 
 // Adds the error file's text, unless it repeats the sentence that the rank has printed.
-void add_recorded(const FailureReport& report, std::vector<std::string>& lines) {
+void add_recorded(const RunFailure& report, std::vector<std::string>& lines) {
   const auto is_recorded = [&](const SharedFailures::Failure& failure) {
     return report.recorded == std::vector<std::string>{failure.sentence};
   };
@@ -63,7 +63,7 @@ void add_recorded(const FailureReport& report, std::vector<std::string>& lines) 
   for (const std::string& line : report.recorded) lines.push_back("  | " + line);
 }
 
-void add_last_lines(const FailureReport& report, std::vector<std::string>& lines) {
+void add_last_lines(const RunFailure& report, std::vector<std::string>& lines) {
   if (report.last_lines.empty()) {
     lines.push_back("it had printed nothing");
     return;
@@ -78,7 +78,7 @@ void add_last_lines(const FailureReport& report, std::vector<std::string>& lines
 
 }  // namespace
 
-std::vector<std::string> describe(const FailureReport& report) {
+std::vector<std::string> describe(const RunFailure& report) {
   const RankEnd& cause = report.cause;
   std::vector<std::string> lines;
   const std::string verb =
@@ -363,24 +363,25 @@ void RunReport::report() {
   if (stop_signal == 0) write_error_files(*cause);
   if (cause->exit_code == run_.spec.explained_exit_code) return;
   if (stop_signal != 0) {
-    return relay_.say("stopped by " + sys::signal_name(stop_signal) + "; " + describe(result.ends));
+    return relay_.log_line("stopped by " + sys::signal_name(stop_signal) + "; " +
+                           describe(result.ends));
   }
   RankOutput& output = worker.output();
   const RankEnd* first = &cause_here();
   std::vector<RankEnd> others(first, std::as_const(result.ends).data() + result.ends.size());
   std::erase_if(others, [&](const RankEnd& end) { return end.rank == cause->rank; });
-  say({.cause = *cause,
-       .ranks = run_.plan.ranks(),
-       .where = where(run_.plan, run_.node),
-       .at = run_.failed_at,
-       .last_lines = output.last_lines().lines(reported_lines),
-       .shared = &relay_.failures(),
-       .log_file = output.log_file(),
-       .recorded = std::move(recorded),
-       .error_file = errors_->is_temporary() ? std::string() : worker.error_file(),
-       .witness = witness_of(*cause),
-       .others = std::move(others),
-       .ended_together = cause != first});
+  log_failure({.cause = *cause,
+               .ranks = run_.plan.ranks(),
+               .where = where(run_.plan, run_.node),
+               .at = run_.failed_at,
+               .last_lines = output.last_lines().lines(reported_lines),
+               .shared = &relay_.failures(),
+               .log_file = output.log_file(),
+               .recorded = std::move(recorded),
+               .error_file = errors_->is_temporary() ? std::string() : worker.error_file(),
+               .witness = witness_of(*cause),
+               .others = std::move(others),
+               .ended_together = cause != first});
 }
 
 // Writes the rank's own error file, if it is kept, and the file that this agent's parent has named.
@@ -393,7 +394,7 @@ void RunReport::write_error_files(const RankEnd& cause) {
   const std::string problem =
       launch::write_error_files(failure, worker.error_file(), !errors_->is_temporary(),
                                 std::string(value_of(run_.spec.environment, variable::error_file)));
-  if (!problem.empty()) relay_.say(problem);
+  if (!problem.empty()) relay_.log_line(problem);
 }
 
 bool RunReport::report_elsewhere() {
@@ -404,8 +405,8 @@ bool RunReport::report_elsewhere() {
   if (told->node == run_.node && run_.own_failure)
     return run_.own_failure->rank < 0;  // was printed already
   if (told->rank < 0) {
-    relay_.say(run_.failure);
-    if (!result.ends.empty()) relay_.say("the ranks of this node: " + describe(result.ends));
+    relay_.log_line(run_.failure);
+    if (!result.ends.empty()) relay_.log_line("the ranks of this node: " + describe(result.ends));
     return true;
   }
   const RankEnd cause{.rank = told->rank,
@@ -414,19 +415,19 @@ bool RunReport::report_elsewhere() {
                       .how = told->how,
                       .after = told->after};
   result.cause = cause;
-  say({.cause = cause,
-       .ranks = run_.plan.ranks(),
-       .where = where(run_.plan, told->node),
-       .at = told->at,
-       .last_lines = told->last_lines,
-       .shared = &relay_.failures(),
-       .log_file = told->log_file,
-       .others = result.ends});
+  log_failure({.cause = cause,
+               .ranks = run_.plan.ranks(),
+               .where = where(run_.plan, told->node),
+               .at = told->at,
+               .last_lines = told->last_lines,
+               .shared = &relay_.failures(),
+               .log_file = told->log_file,
+               .others = result.ends});
   return true;
 }
 
-void RunReport::say(const FailureReport& failure) {
-  for (const std::string& line : describe(failure)) relay_.say(line);
+void RunReport::log_failure(const RunFailure& failure) {
+  for (const std::string& line : describe(failure)) relay_.log_line(line);
 }
 
 // The records are useless if the run succeeded or was asked to stop.
@@ -436,7 +437,7 @@ void RunReport::report_records() {
   if (run_.result.exit_code == 0 || run_.machine.stop_signal() != 0) return flight_->discard(ranks);
   const std::string files = flight_->records(ranks);
   if (files.empty()) return flight_->discard(ranks);
-  relay_.say("to see the last calls of the ranks: lockstep report hang " + files);
+  relay_.log_line("to see the last calls of the ranks: lockstep report hang " + files);
 }
 
 }  // namespace lockstep::launch

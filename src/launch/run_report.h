@@ -23,7 +23,7 @@ struct Witness {
 
 inline constexpr std::size_t reported_lines = 20;
 
-struct FailureReport {
+struct RunFailure {
   RankEnd cause;
   int ranks = 1;
   std::string where;  // "node 1, host b"; empty: there is only one node
@@ -41,7 +41,7 @@ struct FailureReport {
 // Returns lines without their ends: the cause, its last lines (except lines that repeat a shared
 // failure), the path of its log, the ranks that ended because of such a failure, and one line for
 // all other ranks.
-[[nodiscard]] std::vector<std::string> describe(const FailureReport& report);
+[[nodiscard]] std::vector<std::string> describe(const RunFailure& report);
 
 // "rank 0: exit code 1; ranks 2-3: killed by signal 15 (SIGTERM)".
 [[nodiscard]] std::string describe(const std::vector<RankEnd>& ends);
@@ -142,7 +142,7 @@ class RunReport {
   [[nodiscard]] const RankEnd& end_to_report() const;
   [[nodiscard]] std::optional<Witness> witness_of(const RankEnd& cause) const;
   void write_error_files(const RankEnd& cause);
-  void say(const FailureReport& failure);
+  void log_failure(const RunFailure& failure);
 
   RunState& run_;
   OutputRelay& relay_;

@@ -29,8 +29,8 @@ at::Tensor GptLayerNormImpl::forward(const at::Tensor& x) {
 }
 
 GptAttentionImpl::GptAttentionImpl(const GptOptions& options)
-    : c_attn(linear(options.width, 3 * options.width, options.bias)),
-      c_proj(linear(options.width, options.width, options.bias)),
+    : c_attn(linear(options.hidden_size, 3 * options.hidden_size, options.bias)),
+      c_proj(linear(options.hidden_size, options.hidden_size, options.bias)),
       resid_dropout(options.dropout),
       heads_(options.heads),
       dropout_(options.dropout) {
@@ -53,8 +53,8 @@ at::Tensor GptAttentionImpl::forward(const at::Tensor& x) {
 }
 
 GptFeedForwardImpl::GptFeedForwardImpl(const GptOptions& options)
-    : c_fc(linear(options.width, 4 * options.width, options.bias)),
-      c_proj(linear(4 * options.width, options.width, options.bias)),
+    : c_fc(linear(options.hidden_size, 4 * options.hidden_size, options.bias)),
+      c_proj(linear(4 * options.hidden_size, options.hidden_size, options.bias)),
       dropout(options.dropout),
       tanh_gelu_(options.tanh_gelu) {
   register_module("c_fc", c_fc);
@@ -68,9 +68,9 @@ at::Tensor GptFeedForwardImpl::forward(const at::Tensor& x) {
 }
 
 GptBlockImpl::GptBlockImpl(const GptOptions& options)
-    : ln_1(options.width, options.bias),
+    : ln_1(options.hidden_size, options.bias),
       attn(options),
-      ln_2(options.width, options.bias),
+      ln_2(options.hidden_size, options.bias),
       mlp(options) {
   register_module("ln_1", ln_1);
   register_module("attn", attn);
@@ -84,10 +84,10 @@ at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
 }
 
 GptTransformerImpl::GptTransformerImpl(const GptOptions& options)
-    : wte(options.vocabulary, options.width),
-      wpe(options.block, options.width),
+    : wte(options.vocabulary, options.hidden_size),
+      wpe(options.context_length, options.hidden_size),
       drop(options.dropout),
-      ln_f(options.width, options.bias) {
+      ln_f(options.hidden_size, options.bias) {
   register_module("wte", wte);
   register_module("wpe", wpe);
   register_module("drop", drop);
@@ -109,9 +109,10 @@ GptImpl::GptImpl(GptOptions options) : transformer(checked(options, "Gpt")), opt
 }
 
 at::Tensor GptImpl::forward(const at::Tensor& ids) {
-  if (ids.dim() != 2 || ids.size(1) > options_.block) {
-    throw InvalidArgument(c10::str("Gpt::forward: expected ids of [rows, at most ", options_.block,
-                                   " tokens (the block)], found ", ids.sizes()));
+  if (ids.dim() != 2 || ids.size(1) > options_.context_length) {
+    throw InvalidArgument(c10::str("Gpt::forward: expected ids of [rows, at most ",
+                                   options_.context_length, " tokens (the block)], found ",
+                                   ids.sizes()));
   }
   return head(transformer->forward(ids));
 }
@@ -126,7 +127,7 @@ at::Tensor GptImpl::loss(const at::Tensor& ids, const at::Tensor& targets) {
 }
 
 at::Tensor GptImpl::generate(at::Tensor ids, std::int64_t count, const GenerateOptions& options) {
-  return generate_tokens(*this, std::move(ids), count, options_.block, options,
+  return generate_tokens(*this, std::move(ids), count, options_.context_length, options,
                          [this](const at::Tensor& seen) {
                            const at::Tensor x = transformer->forward(seen);
                            return head(x.select(1, x.size(1) - 1));
@@ -148,12 +149,12 @@ GptOptions checked(GptOptions options, const char* what) {
   };
   positive("layers", options.layers);
   positive("heads", options.heads);
-  positive("width", options.width);
-  positive("block", options.block);
+  positive("hidden_size", options.hidden_size);
+  positive("context_length", options.context_length);
   positive("vocabulary", options.vocabulary);
-  if (options.width % options.heads != 0) {
+  if (options.hidden_size % options.heads != 0) {
     throw InvalidArgument(c10::str(what, ": expected a width divisible by heads, ", options.heads,
-                                   ", found ", options.width));
+                                   ", found ", options.hidden_size));
   }
   if (!(options.dropout >= 0 && options.dropout < 1)) {
     throw InvalidArgument(c10::str(what, ": expected dropout in [0, 1), found ", options.dropout));

@@ -17,7 +17,7 @@ torch::nn::Linear linear_layer(std::int64_t from, std::int64_t to, bool bias) {
 }
 
 std::int64_t head_width(const LlamaOptions& options) {
-  return options.head_width > 0 ? options.head_width : options.width / options.heads;
+  return options.head_width > 0 ? options.head_width : options.hidden_size / options.heads;
 }
 
 double scaled(double frequency, const RotaryScaling& scaling) {
@@ -74,14 +74,14 @@ at::Tensor RotaryPositions::rotate(const at::Tensor& x) const {
 }
 
 LlamaAttentionImpl::LlamaAttentionImpl(const LlamaOptions& options)
-    : q_proj(
-          linear_layer(options.width, options.heads * head_width(options), options.attention_bias)),
-      k_proj(linear_layer(options.width, options.key_value_heads * head_width(options),
+    : q_proj(linear_layer(options.hidden_size, options.heads * head_width(options),
                           options.attention_bias)),
-      v_proj(linear_layer(options.width, options.key_value_heads * head_width(options),
+      k_proj(linear_layer(options.hidden_size, options.key_value_heads * head_width(options),
                           options.attention_bias)),
-      o_proj(
-          linear_layer(options.heads * head_width(options), options.width, options.attention_bias)),
+      v_proj(linear_layer(options.hidden_size, options.key_value_heads * head_width(options),
+                          options.attention_bias)),
+      o_proj(linear_layer(options.heads * head_width(options), options.hidden_size,
+                          options.attention_bias)),
       heads_(options.heads),
       key_value_heads_(options.key_value_heads),
       head_width_(head_width(options)),
@@ -108,9 +108,12 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x) {
 }
 
 LlamaFeedForwardImpl::LlamaFeedForwardImpl(const LlamaOptions& options)
-    : gate_proj(linear_layer(options.width, options.hidden, options.feed_forward_bias)),
-      up_proj(linear_layer(options.width, options.hidden, options.feed_forward_bias)),
-      down_proj(linear_layer(options.hidden, options.width, options.feed_forward_bias)) {
+    : gate_proj(
+          linear_layer(options.hidden_size, options.intermediate_size, options.feed_forward_bias)),
+      up_proj(
+          linear_layer(options.hidden_size, options.intermediate_size, options.feed_forward_bias)),
+      down_proj(
+          linear_layer(options.intermediate_size, options.hidden_size, options.feed_forward_bias)) {
   register_module("gate_proj", gate_proj);
   register_module("up_proj", up_proj);
   register_module("down_proj", down_proj);
@@ -123,8 +126,8 @@ at::Tensor LlamaFeedForwardImpl::forward(const at::Tensor& x) {
 LlamaBlockImpl::LlamaBlockImpl(const LlamaOptions& options)
     : self_attn(options),
       mlp(options),
-      input_layernorm(options.width, options.norm_epsilon),
-      post_attention_layernorm(options.width, options.norm_epsilon) {
+      input_layernorm(options.hidden_size, options.norm_epsilon),
+      post_attention_layernorm(options.hidden_size, options.norm_epsilon) {
   register_module("self_attn", self_attn);
   register_module("mlp", mlp);
   register_module("input_layernorm", input_layernorm);
@@ -146,9 +149,9 @@ LlamaOptions checked(LlamaOptions options) {
   positive("layers", options.layers);
   positive("heads", options.heads);
   positive("key_value_heads", options.key_value_heads);
-  positive("width", options.width);
-  positive("hidden", options.hidden);
-  positive("block", options.block);
+  positive("hidden_size", options.hidden_size);
+  positive("intermediate_size", options.intermediate_size);
+  positive("context_length", options.context_length);
   positive("vocabulary", options.vocabulary);
   positive("rotary_base", options.rotary_base);
   positive("rotary_scaling.factor", options.rotary_scaling.factor);
@@ -156,10 +159,10 @@ LlamaOptions checked(LlamaOptions options) {
     throw InvalidArgument(c10::str("Llama: expected heads divisible by key_value_heads, ",
                                    options.key_value_heads, ", found ", options.heads));
   if (options.head_width == 0) {
-    if (options.width % options.heads != 0)
+    if (options.hidden_size % options.heads != 0)
       throw InvalidArgument(c10::str("Llama: expected a width divisible by heads, ", options.heads,
-                                     ", found ", options.width));
-    options.head_width = options.width / options.heads;
+                                     ", found ", options.hidden_size));
+    options.head_width = options.hidden_size / options.heads;
   }
   if (options.head_width < 2 || options.head_width % 2 != 0)
     throw InvalidArgument(
@@ -180,7 +183,8 @@ void initialise(torch::nn::Module& module) {
 }  // namespace
 
 LlamaModelImpl::LlamaModelImpl(const LlamaOptions& options)
-    : embed_tokens(options.vocabulary, options.width), norm(options.width, options.norm_epsilon) {
+    : embed_tokens(options.vocabulary, options.hidden_size),
+      norm(options.hidden_size, options.norm_epsilon) {
   register_module("embed_tokens", embed_tokens);
   register_module("layers", layers);
   for (std::int64_t layer = 0; layer < options.layers; ++layer)
@@ -198,15 +202,17 @@ LlamaImpl::LlamaImpl(LlamaOptions options) : model(options = checked(options)), 
   register_module("model", model);
   if (!options_.tied)
     lm_head = register_module(
-        "lm_head", torch::nn::Linear(
-                       torch::nn::LinearOptions(options_.width, options_.vocabulary).bias(false)));
+        "lm_head",
+        torch::nn::Linear(
+            torch::nn::LinearOptions(options_.hidden_size, options_.vocabulary).bias(false)));
   initialise(*this);
 }
 
 at::Tensor LlamaImpl::forward(const at::Tensor& ids) {
-  if (ids.dim() != 2 || ids.size(1) > options_.block)
+  if (ids.dim() != 2 || ids.size(1) > options_.context_length)
     throw InvalidArgument(c10::str("Llama::forward: expected ids of [rows, at most ",
-                                   options_.block, " tokens (the block)], found ", ids.sizes()));
+                                   options_.context_length, " tokens (the block)], found ",
+                                   ids.sizes()));
   return head(model->forward(ids));
 }
 
@@ -220,7 +226,7 @@ at::Tensor LlamaImpl::loss(const at::Tensor& ids, const at::Tensor& targets) {
 }
 
 at::Tensor LlamaImpl::generate(at::Tensor ids, std::int64_t count, const GenerateOptions& options) {
-  return generate_tokens(*this, std::move(ids), count, options_.block, options,
+  return generate_tokens(*this, std::move(ids), count, options_.context_length, options,
                          [this](const at::Tensor& seen) {
                            const at::Tensor x = model->forward(seen);
                            return head(x.select(1, x.size(1) - 1));

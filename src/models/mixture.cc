@@ -29,14 +29,14 @@ MixtureOptions checked(const MixtureOptions& options) {
     if (value < 1)
       throw InvalidArgument(c10::str("Mixture: expected ", name, " >= 1, found ", value));
   };
-  positive("width", options.width);
-  positive("hidden", options.hidden);
+  positive("hidden_size", options.hidden_size);
+  positive("ffn_size", options.ffn_size);
   positive("experts", options.experts);
-  positive("chosen", options.chosen);
-  if (options.chosen > options.experts)
-    throw InvalidArgument(c10::str("Mixture: expected chosen of at most the number of experts, ",
-                                   options.experts, ", found ", options.chosen));
-  if (options.chosen == 1 && options.experts > 1 && options.softmax_after_choice)
+  positive("top_k", options.top_k);
+  if (options.top_k > options.experts)
+    throw InvalidArgument(c10::str("Mixture: expected top_k of at most the number of experts, ",
+                                   options.experts, ", found ", options.top_k));
+  if (options.top_k == 1 && options.experts > 1 && options.softmax_after_choice)
     throw InvalidArgument(
         "Mixture: expected softmax_after_choice = false if one expert is chosen, found true: the "
         "softmax of one logit is always 1, so the router would not learn");
@@ -74,11 +74,13 @@ struct MixtureImpl::Choices {
 };
 
 MixtureImpl::MixtureImpl(const MixtureOptions& options)
-    : router(torch::nn::LinearOptions(checked(options).width, options.experts).bias(false)),
+    : router(torch::nn::LinearOptions(checked(options).hidden_size, options.experts).bias(false)),
       options_(options) {
   register_module("router", router);
-  up = register_parameter("up", at::empty({options.experts, options.hidden, options.width}));
-  down = register_parameter("down", at::empty({options.experts, options.width, options.hidden}));
+  up =
+      register_parameter("up", at::empty({options.experts, options.ffn_size, options.hidden_size}));
+  down = register_parameter("down",
+                            at::empty({options.experts, options.hidden_size, options.ffn_size}));
   at::NoGradGuard no_grad;
   up.normal_(0.0, 0.02);
   down.normal_(0.0, 0.02);
@@ -89,7 +91,7 @@ MixtureImpl::Routing MixtureImpl::route(const at::Tensor& logits) {
   Routing routing;
   routing.logits = logits;
   routing.probabilities = logits.softmax(-1);
-  const std::int64_t count = logits.size(0), experts = options_.experts, chosen = options_.chosen;
+  const std::int64_t count = logits.size(0), experts = options_.experts, chosen = options_.top_k;
   const at::Tensor choices = std::get<1>(at::sort(logits.detach(), /*stable=*/true, /*dim=*/-1,
                                                   /*descending=*/true))
                                  .narrow(1, 0, chosen);
@@ -131,7 +133,7 @@ MixtureImpl::Routing MixtureImpl::route(const at::Tensor& logits) {
 // Drops choices that exceed the capacity of their expert. First choices of all tokens are accepted
 // first, in batch order.
 void MixtureImpl::find_room(Routing& routing, const Choices& choices) {
-  const std::int64_t experts = options_.experts, chosen = options_.chosen;
+  const std::int64_t experts = options_.experts, chosen = options_.top_k;
   const std::int64_t runs = choices.counts.size(0);
   const auto capacity = static_cast<std::int64_t>(
       std::ceil(options_.capacity_factor * static_cast<double>(choices.total) /
@@ -173,7 +175,7 @@ MixtureImpl::Result MixtureImpl::forward(const at::Tensor& x) {
   const auto wide = at::promote_types(x.scalar_type(), at::kFloat);
   const at::Tensor logits = at::linear(entered.to(wide), router->weight.to(wide));
   const at::Tensor own = exchange_ ? exchange_->local(entered) : entered;
-  const at::Tensor tokens = own.reshape({-1, options_.width});
+  const at::Tensor tokens = own.reshape({-1, options_.hidden_size});
   const std::int64_t count = tokens.size(0);
   const Routing routing =
       route((exchange_ ? exchange_->local(logits) : logits).reshape({-1, options_.experts}));
@@ -194,7 +196,7 @@ MixtureImpl::Result MixtureImpl::forward(const at::Tensor& x) {
   const at::Tensor weights = routing.weights.index_select(0, routing.order).to(rows.scalar_type());
   const at::Tensor output =
       at::zeros_like(tokens).index_add(0, sources, rows * weights.unsqueeze(-1)).view(own.sizes());
-  const at::Tensor part = loss(routing, entered.numel() / options_.width);
+  const at::Tensor part = loss(routing, entered.numel() / options_.hidden_size);
   if (!exchange_) return {output, part};
   return {exchange_->leave(output), exchange_->leave_loss(part)};
 }

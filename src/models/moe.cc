@@ -14,8 +14,8 @@ MoeOptions checked(MoeOptions options) {
   if (options.every < 1 || options.every > options.gpt.layers)
     throw InvalidArgument(c10::str("Moe: expected a mixture in every block, or in each of up to ",
                                    options.gpt.layers, " blocks, found every = ", options.every));
-  options.mixture.width = options.gpt.width;
-  options.mixture.hidden = 4 * options.gpt.width;
+  options.mixture.hidden_size = options.gpt.hidden_size;
+  options.mixture.ffn_size = 4 * options.gpt.hidden_size;
   return options;
 }
 
@@ -26,9 +26,9 @@ bool has_mixture(const MoeOptions& options, std::int64_t layer) {
 }  // namespace
 
 MoeBlockImpl::MoeBlockImpl(const MoeOptions& options)
-    : ln_1(options.gpt.width, options.gpt.bias),
+    : ln_1(options.gpt.hidden_size, options.gpt.bias),
       attn(options.gpt),
-      ln_2(options.gpt.width, options.gpt.bias),
+      ln_2(options.gpt.hidden_size, options.gpt.bias),
       moe(options.mixture),
       dropout(options.gpt.dropout) {
   register_module("ln_1", ln_1);
@@ -45,10 +45,10 @@ MixtureImpl::Result MoeBlockImpl::forward(const at::Tensor& x) {
 }
 
 MoeTransformerImpl::MoeTransformerImpl(const MoeOptions& options)
-    : wte(options.gpt.vocabulary, options.gpt.width),
-      wpe(options.gpt.block, options.gpt.width),
+    : wte(options.gpt.vocabulary, options.gpt.hidden_size),
+      wpe(options.gpt.context_length, options.gpt.hidden_size),
       drop(options.gpt.dropout),
-      ln_f(options.gpt.width, options.gpt.bias) {
+      ln_f(options.gpt.hidden_size, options.gpt.bias) {
   register_module("wte", wte);
   register_module("wpe", wpe);
   register_module("drop", drop);
@@ -85,9 +85,9 @@ MoeImpl::MoeImpl(MoeOptions options) : transformer(checked(options)), options_(c
 }
 
 void MoeImpl::check_ids(const at::Tensor& ids) const {
-  if (ids.dim() != 2 || ids.size(1) > options_.gpt.block)
+  if (ids.dim() != 2 || ids.size(1) > options_.gpt.context_length)
     throw InvalidArgument(c10::str("Moe::forward: expected ids of [rows, at most ",
-                                   options_.gpt.block, " tokens (the block)], found ",
+                                   options_.gpt.context_length, " tokens (the block)], found ",
                                    ids.sizes()));
 }
 
@@ -107,7 +107,7 @@ at::Tensor MoeImpl::loss(const at::Tensor& ids, const at::Tensor& targets) {
 }
 
 at::Tensor MoeImpl::generate(at::Tensor ids, std::int64_t count, const GenerateOptions& options) {
-  return generate_tokens(*this, std::move(ids), count, options_.gpt.block, options,
+  return generate_tokens(*this, std::move(ids), count, options_.gpt.context_length, options,
                          [this](const at::Tensor& seen) {
                            const at::Tensor x = transformer->forward(seen).output;
                            return head(x.select(1, x.size(1) - 1));

@@ -5,7 +5,7 @@
 #include "dispatch/call.h"
 #include "dispatch/key.h"
 #include "dispatch/lazy_storage.h"
-#include "dispatch/recompute/recomputation.h"
+#include "dispatch/recompute/activation_checkpoint_state.h"
 
 #include <lockstep/layout/name_pattern.h>
 #include <lockstep/module/named_parameters.h>
@@ -81,7 +81,7 @@ void give_key(const at::Tensor& parameter) {
 }  // namespace
 
 ActivationCheckpoints::Counts ActivationCheckpoints::counts() const {
-  const dispatch::Recomputation::Counts counts = state_->counts();
+  const dispatch::ActivationCheckpointState::Counts counts = state_->counts();
   return {counts.blocks, counts.released_bytes, counts.recomputed_blocks, counts.operations};
 }
 
@@ -106,7 +106,7 @@ ActivationCheckpoints checkpoint_activations(const ModuleRef& module,
     const std::string_view block = block_of(patterns, parameter);
     if (!block.empty()) number.emplace(block, static_cast<int>(number.size()));
   }
-  auto state = std::make_shared<dispatch::Recomputation>(
+  auto state = std::make_shared<dispatch::ActivationCheckpointState>(
       std::set<std::string>(options.keep.begin(), options.keep.end()));
   if (patterns.empty()) return ActivationCheckpoints(std::move(state));
   for (const NamedParameter& parameter : parameters) {

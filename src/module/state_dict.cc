@@ -1,7 +1,7 @@
 #include <lockstep/module/state_dict.h>
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "module/tensors.h"
 
 #include <ATen/core/grad_mode.h>
@@ -23,18 +23,18 @@ at::Tensor values_for(std::span<const std::string> names, at::IntArrayRef sizes,
     if (given == tensors.end()) continue;
     if (given->second.sizes() != sizes)
       throw BadInput(formatted("loading a model: {}: expected shape [{}], found [{}]",
-                               visible(name), listed(sizes, ", "),
+                               escaped(name), listed(sizes, ", "),
                                listed(given->second.sizes(), ", ")));
     if (values.defined() && !values.equal(given->second.to(values.options())))
       throw BadInput(formatted(
           "loading a model: {} is tied to {}: expected equal values, found different ones",
-          visible(name), visible(from)));
+          escaped(name), escaped(from)));
     values = given->second.detach();
     from = name;
   }
   if (!values.defined())
     throw BadInput(formatted("loading a model: expected a tensor named {}, found none",
-                             visible(names.front())));
+                             escaped(names.front())));
   return values;
 }
 
@@ -123,7 +123,7 @@ void load_state_dict(torch::nn::Module& module, const std::map<std::string, at::
   for (const auto& [name, tensor] : tensors)
     if (!known.contains(name))
       throw BadInput(formatted(
-          "loading a model: found a tensor named {} that the model does not have", visible(name)));
+          "loading a model: found a tensor named {} that the model does not have", escaped(name)));
   for (const auto& [to, from] : copies) to.detach().copy_(from);
 }
 

@@ -75,7 +75,7 @@ struct Kind {
 
 // Pointers to one vector of each array.
 template <class Stored>
-struct Place {
+struct Pointers {
   float* parameter;
   const float* gradient;
   Stored* average;
@@ -85,7 +85,7 @@ struct Place {
 
 template <class Kind, class Stored>
 HWY_INLINE void update_lanes(const AdamLanes& c, const typename Kind::Format& format,
-                             const Place<Stored>& at, std::size_t place) {
+                             const Pointers<Stored>& at, std::size_t place) {
   const FloatTag tag;
   prefetch_ahead(at.parameter);
   prefetch_ahead(at.gradient);
@@ -123,8 +123,8 @@ void update_rest(const AdamLanes& c, const typename Kind::Format& format, Span s
   LaneBuffer<Stored> average(span.average + begin, count), square(span.square + begin, count);
   LaneBuffer<float> greatest(Kind::amsgrad ? span.greatest_square + begin : nullptr,
                              Kind::amsgrad ? count : 0);
-  Place<Stored> at{parameter.values, gradient.values, average.values, square.values,
-                   greatest.values};
+  Pointers<Stored> at{parameter.values, gradient.values, average.values, square.values,
+                      greatest.values};
   update_lanes<Kind>(c, format, at, begin);
   parameter.store(span.parameter + begin);
   average.store(span.average + begin);
@@ -139,9 +139,9 @@ void update_span(const AdamLanes& c, const typename Kind::Format& format, Span s
   auto count = static_cast<std::size_t>(span.count);
   std::size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    Place<typename Kind::Format::Stored> at{span.parameter + i, span.gradient + i, span.average + i,
-                                            span.square + i,
-                                            Kind::amsgrad ? span.greatest_square + i : nullptr};
+    Pointers<typename Kind::Format::Stored> at{span.parameter + i, span.gradient + i,
+                                               span.average + i, span.square + i,
+                                               Kind::amsgrad ? span.greatest_square + i : nullptr};
     update_lanes<Kind>(c, format, at, i);
   }
   update_rest<Kind>(c, format, span, i);

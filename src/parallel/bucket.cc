@@ -5,7 +5,7 @@
 #include "module/checks.h"
 #include "module/tensors.h"
 
-#include <lockstep/dispatch/deferral.h>
+#include <lockstep/dispatch/deferred_init.h>
 #include <lockstep/dispatch/part.h>
 
 #include <ATen/core/grad_mode.h>

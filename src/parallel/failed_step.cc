@@ -1,7 +1,7 @@
 // The errors and notices of a backward() that failed (backward_step.h).
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "parallel/backward_step.h"
 
 #include <lockstep/parallel/handle.h>
@@ -95,7 +95,7 @@ std::string words_of(const Group& group, int rank, const Said& said) {
 }  // namespace
 
 std::string FailureNotice::take_text() {
-  return visible_line(std::exchange(text_, ""), sizeof(Said::text) - 1);
+  return escaped_line(std::exchange(text_, ""), sizeof(Said::text) - 1);
 }
 
 void FailureNotice::post(Group& group, bool failed, const CallOptions& call) {

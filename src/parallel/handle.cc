@@ -117,7 +117,7 @@ std::vector<Part> Handle::state_parts() const {
   return state()->state_parts();
 }
 
-std::vector<Part> Handle::parts_to_load() const { return state()->state_parts(); }
+std::vector<Part> Handle::mutable_state_parts() const { return state()->state_parts(); }
 
 LoadScope Handle::loading() { return LoadScope(state()); }
 
@@ -263,8 +263,9 @@ constexpr std::int64_t bytes_at_once = std::int64_t{25} << 20;
 
 }  // namespace
 
-OwnCopies::OwnCopies(const ModuleRef& module, const Ranks& ranks, const std::string& strategy,
-                     std::vector<std::string> options, std::optional<Duration> timeout)
+LocalModelState::LocalModelState(const ModuleRef& module, const Ranks& ranks,
+                                 const std::string& strategy, std::vector<std::string> options,
+                                 std::optional<Duration> timeout)
     : WholeModuleState(*module.shared(strategy), ranks.group()),
       module_(module.shared(strategy)),
       mesh_(ranks.mesh()) {

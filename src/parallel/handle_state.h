@@ -284,13 +284,13 @@ class CompositeState : public HandleState {
 
 namespace lockstep::data_parallel {
 
-// OwnCopies: the handle of strategies whose ranks train their own copies (LocalSgd, DiLoCo): equal
-// at the beginning, without communication in backward().
-class OwnCopies : public parallel::WholeModuleState {
+// LocalModelState: the handle of strategies whose ranks train their own copies (LocalSgd, DiLoCo):
+// equal at the beginning, without communication in backward().
+class LocalModelState : public parallel::WholeModuleState {
  public:
   // Collective. `options`: one line per option, equal on all ranks.
-  OwnCopies(const ModuleRef& module, const Ranks& ranks, const std::string& strategy,
-            std::vector<std::string> options, std::optional<Duration> timeout);
+  LocalModelState(const ModuleRef& module, const Ranks& ranks, const std::string& strategy,
+                  std::vector<std::string> options, std::optional<Duration> timeout);
 
   [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
 

@@ -6,7 +6,7 @@
 #include "parallel/data/checks.h"
 #include "parallel/sharded/checks.h"
 #include "parallel/state_dict.h"
-#include "parallel/tensor/parted_tensor.h"
+#include "parallel/tensor/tensor_parallel_parameter.h"
 #include "parallel/tensor/tensor_state.h"
 
 #include <lockstep/global/tensor.h>

@@ -1,7 +1,7 @@
 #include "parallel/parallel_model.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "global/global_tensor.h"
 #include "parallel/pipeline/batch.h"
 #include "parallel/pipeline/pipeline_state.h"
@@ -136,7 +136,7 @@ Tensors broadcast_all(Group& stages, Tensors tensors, int root, c10::Device devi
 }
 
 // Gathers whole sequences; collective over the ranks that have the other parts of them.
-Tensors whole_sequences(const pipeline::CutSequences& sequences, const Tensors& parts) {
+Tensors whole_sequences(const pipeline::SequenceSharding& sequences, const Tensors& parts) {
   Tensors whole;
   const PipelineLoss take = [&whole](const Tensors& outputs, const Tensors& /*targets*/) {
     for (const at::Tensor& one : outputs) whole.push_back(global::plain(one));
@@ -191,7 +191,7 @@ Tensors ParallelModel::forward(const Tensors& inputs) {
     if (own.sequences && !outputs.empty()) outputs = whole_sequences(*own.sequences, outputs);
     return broadcast_all(own.stages, std::move(outputs), pipeline.last_rank(), pipeline.device());
   } catch (const std::exception& error) {  // other ranks wait for these outputs
-    pipeline.abort(formatted("forward(): outputs failed: {}", visible_line(error.what(), 2000)));
+    pipeline.abort(formatted("forward(): outputs failed: {}", escaped_line(error.what(), 2000)));
     throw;
   }
 }
@@ -221,7 +221,7 @@ ActivationCheckpoints::Counts ParallelModel::checkpoints() const {
 
 namespace lockstep::pipeline {
 
-CutSequences::CutSequences(const Mesh& tensors, Placement cut)
+SequenceSharding::SequenceSharding(const Mesh& tensors, Placement cut)
     : tensors_(tensors),
       dim_(cut.dim()),
       placements_(tensors.axes().size()),
@@ -234,7 +234,7 @@ CutSequences::CutSequences(const Mesh& tensors, Placement cut)
   set_global_options(tensors_, global);
 }
 
-at::Tensor CutSequences::cut(const at::Tensor& whole) const {
+at::Tensor SequenceSharding::cut(const at::Tensor& whole) const {
   check(whole.defined() && !is_global(whole),
         "cut: expected a plain tensor, found {}; a batch is cut once",
         whole.defined() ? "a global one" : "an undefined one");
@@ -245,7 +245,7 @@ at::Tensor CutSequences::cut(const at::Tensor& whole) const {
 }
 
 // The length of the whole sequence is not known from one rank's part.
-at::Tensor CutSequences::of_part(const at::Tensor& part) const {
+at::Tensor SequenceSharding::of_part(const at::Tensor& part) const {
   if (part.dim() <= dim_) return from_local(part, tensors_, sums_);
   at::Tensor length = at::tensor({part.size(dim_)}, at::kLong);
   tensors_["cp"].all_reduce(length, Op::sum, {.tag = "tokens of a stage"}).wait();
@@ -254,13 +254,13 @@ at::Tensor CutSequences::of_part(const at::Tensor& part) const {
   return from_local(part, tensors_, placements_, std::move(sizes));
 }
 
-at::Tensor CutSequences::part_of(const at::Tensor& output) const {
+at::Tensor SequenceSharding::part_of(const at::Tensor& output) const {
   const at::Tensor whole =
       is_global(output) ? output : from_local(output, tensors_, Placements(placements_.size()));
   return local_tensor(redistribute(whole, output.dim() > dim_ ? placements_ : sums_));
 }
 
-std::vector<Stage> CutSequences::stages(std::vector<Stage> stages) const {
+std::vector<Stage> SequenceSharding::stages(std::vector<Stage> stages) const {
   for (std::size_t i = 0; i < stages.size(); ++i)
     stages[i].forward = [own = *this, is_first = i == 0,
                          forward = std::move(stages[i].forward)](const Tensors& inputs) {
@@ -273,7 +273,7 @@ std::vector<Stage> CutSequences::stages(std::vector<Stage> stages) const {
   return stages;
 }
 
-PipelineLoss CutSequences::loss(PipelineLoss loss) const {
+PipelineLoss SequenceSharding::loss(PipelineLoss loss) const {
   return [own = *this, loss = std::move(loss)](const Tensors& outputs, const Tensors& targets) {
     Tensors whole, cut;
     for (const at::Tensor& output : outputs) whole.push_back(own.of_part(output));

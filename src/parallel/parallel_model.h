@@ -20,8 +20,8 @@
 
 namespace lockstep::pipeline {
 
-// CutSequences: a batch, and stages of a pipeline, whose sequences are sharded over the ranks of
-// `cp`.
+// SequenceSharding: a batch, and stages of a pipeline, whose sequences are sharded over the ranks
+// of `cp`.
 //
 // Every rank of `cp` passes the same batch. The first stage shards its inputs, and each rank sends
 // its part of every sequence to the rank of the next stage with the same part. A tensor without the
@@ -29,12 +29,12 @@ namespace lockstep::pipeline {
 // term. The loss is that of the whole sequences, on every rank.
 //
 // A value type; copies are equivalent.
-class CutSequences {
+class SequenceSharding {
  public:
   // Not collective. `tensors`: the mesh of the stages' global tensors, with an axis `cp`; `cut`:
   // the placement along it. Plain tensors combined with global tensors on this mesh count as
   // replicated from now on.
-  CutSequences(const Mesh& tensors, Placement cut);
+  SequenceSharding(const Mesh& tensors, Placement cut);
 
   // Not collective. Returns a batch, the same on every rank of `cp`, as a global tensor that is
   // sharded along its sequence. Throws InvalidArgument for a tensor without that dim, and for a
@@ -78,8 +78,8 @@ struct ParallelModelParts {
   PipelineLoss plan_loss;
   // With pp: the loss of the current step, which the pipeline's loss calls.
   std::shared_ptr<PipelineLoss> step_loss;
-  std::optional<pipeline::StageRun> whole;          // without pp: the model as one stage
-  std::optional<pipeline::CutSequences> sequences;  // with cp
+  std::optional<pipeline::StageRun> whole;              // without pp: the model as one stage
+  std::optional<pipeline::SequenceSharding> sequences;  // with cp
   std::optional<ActivationCheckpoints> checkpoints;
   std::string plan;
   std::vector<TrainedParts> trained;

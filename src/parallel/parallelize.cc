@@ -129,7 +129,7 @@ Handle Composition::copies(const std::shared_ptr<torch::nn::Module>& module, con
     keep_naming(shard.units, parameter_names(*module));
     handle = fully_shard(module, ranks, shard);
   } else {
-    DataParallelOptions data = options_.data;
+    DistributedDataParallelOptions data = options_.data;
     keep_naming(data.ignored, tensor_names(*module));
     handle = DistributedDataParallel(module, ranks, data);
   }

@@ -1,11 +1,11 @@
 #include "parallel/state_dict.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "dispatch/lazy_storage.h"
 #include "module/tensors.h"
 
-#include <lockstep/dispatch/deferral.h>
+#include <lockstep/dispatch/deferred_init.h>
 #include <lockstep/dispatch/part.h>
 
 #include <ATen/core/grad_mode.h>
@@ -303,7 +303,7 @@ class WholeModel {
     check(one.sizes == part.slice.sizes && one.dtype == dtype,
           "state dict: {}: expected a tensor of {} [{}], as a lower rank has it, found {} [{}] on "
           "rank {}",
-          visible(part.name), c10::toString(one.dtype), listed(one.sizes, ", "),
+          escaped(part.name), c10::toString(one.dtype), listed(one.sizes, ", "),
           c10::toString(dtype), listed(part.slice.sizes, ", "), rank);
     if (part.slice.is_whole()) ++one.ranks_with_all;
     const bool is_known =
@@ -325,7 +325,7 @@ class WholeModel {
           [](std::int64_t sum, const Whole::Piece& piece) { return sum + piece.slice.numel(); });
       check(found >= layout::numel_of(one.sizes),
             "state dict: {}: expected {} elements on the ranks of the handle, found {}",
-            visible(one.names.front()), layout::numel_of(one.sizes), found);
+            escaped(one.names.front()), layout::numel_of(one.sizes), found);
     }
   }
 
@@ -463,7 +463,7 @@ void set_model_state_dict(const std::shared_ptr<HandleState>& state,
   for (const auto& [name, tensor] : tensors)
     check_input(model.has_name(name),
                 "loading a model: found a tensor named {} that the model does not have",
-                visible(name));
+                escaped(name));
   for (const Part& part : LoadScope(state)) {
     const at::Tensor& whole = values.at(model.at(part.name).names.front());
     if (has_all(part)) {

@@ -8,7 +8,7 @@
 namespace lockstep::plan {
 namespace {
 
-struct Place {
+struct ActionIndex {
   int rank = 0;
   std::size_t index = 0;
 };
@@ -41,15 +41,15 @@ class Problems {
   }
 
  private:
-  void say(Place place, std::string what) {
+  void say(ActionIndex place, std::string what) {
     if (!problem_) problem_ = {place.rank, place.index, std::move(what)};
   }
-  void say(int rank, std::string what) { say(Place{rank, 0}, std::move(what)); }
+  void say(int rank, std::string what) { say(ActionIndex{rank, 0}, std::move(what)); }
 
-  [[nodiscard]] const Action& at(Place place) const {
+  [[nodiscard]] const Action& at(ActionIndex place) const {
     return schedule_.ranks[static_cast<std::size_t>(place.rank)][place.index];
   }
-  [[nodiscard]] std::optional<Place> find(Compute part, const Action& action) const {
+  [[nodiscard]] std::optional<ActionIndex> find(Compute part, const Action& action) const {
     const auto found = places_.find(key_of(part, action));
     return found == places_.end() ? std::nullopt : std::optional(found->second);
   }
@@ -58,7 +58,7 @@ class Problems {
   void each_action(Visit visit) {
     for (int rank = 0; rank < schedule_.rank_count(); ++rank)
       for (std::size_t i = 0; i < schedule_.ranks[static_cast<std::size_t>(rank)].size(); ++i)
-        if (!problem_) visit(Place{rank, i});
+        if (!problem_) visit(ActionIndex{rank, i});
   }
 
   void find_sizes() {
@@ -66,7 +66,7 @@ class Problems {
     for (int rank = 0; rank < schedule_.rank_count(); ++rank)
       if (schedule_.ranks[static_cast<std::size_t>(rank)].empty())
         return say(rank, "expected an action of this rank, such as 0F0, found none");
-    each_action([&](Place place) {
+    each_action([&](ActionIndex place) {
       const Action& action = at(place);
       if (action.stage < 0 || action.stage >= schedule_.stages || action.micro_batch < 0 ||
           action.micro_batch >= schedule_.micro_batches)
@@ -76,8 +76,8 @@ class Problems {
   }
 
   void find_places() {
-    std::unordered_map<int, Place> owners;
-    each_action([&](Place place) {
+    std::unordered_map<int, ActionIndex> owners;
+    each_action([&](ActionIndex place) {
       const Action& action = at(place);
       const auto [owner, is_new] = owners.emplace(action.stage, place);
       if (!is_new && owner->second.rank != place.rank)
@@ -95,7 +95,7 @@ class Problems {
   }
 
   void find_missing() {
-    each_action([&](Place place) {
+    each_action([&](ActionIndex place) {
       const Action& action = at(place);
       for (const Result& need : Needs(action, schedule_.stages)) {
         const Compute part = need.is_gradient ? Compute::input : Compute::forward;
@@ -131,7 +131,7 @@ class Problems {
   // Stages form a chain of dependencies, so only the last stages can be missing here. Micro-batches
   // are independent of each other.
   void find_gap() {
-    const Place last = {0, 0};
+    const ActionIndex last = {0, 0};
     for (int stage = 0; stage < schedule_.stages; ++stage)
       if (!find(Compute::forward, {Compute::forward, stage, at(last).micro_batch}))
         return say(last, formatted("expected stages 0..{}, found no forward of stage {}",
@@ -157,8 +157,8 @@ class Problems {
     }
     const int first = rank;
     do {
-      const Place here{rank, reached.starts[static_cast<std::size_t>(rank)].size()};
-      const Place there = waited_for(reached, rank);
+      const ActionIndex here{rank, reached.starts[static_cast<std::size_t>(rank)].size()};
+      const ActionIndex there = waited_for(reached, rank);
       text += formatted("{}rank {} waits in {} for {}", text.empty() ? "" : "; ", rank,
                         text_of(at(here)), text_of(at(there)));
       text += there.rank == rank ? ", which it does later" : formatted(" of rank {}", there.rank);
@@ -169,18 +169,18 @@ class Problems {
   }
 
   // Returns the position of the action that a blocked rank waits for.
-  [[nodiscard]] Place waited_for(const Walk& reached, int rank) const {
-    const Place here{rank, reached.starts[static_cast<std::size_t>(rank)].size()};
+  [[nodiscard]] ActionIndex waited_for(const Walk& reached, int rank) const {
+    const ActionIndex here{rank, reached.starts[static_cast<std::size_t>(rank)].size()};
     for (const Result& need : Needs(at(here), schedule_.stages)) {
       const Compute part = need.is_gradient ? Compute::input : Compute::forward;
-      const Place there = *find(part, {part, need.stage, need.micro_batch});
+      const ActionIndex there = *find(part, {part, need.stage, need.micro_batch});
       if (there.index >= reached.starts[static_cast<std::size_t>(there.rank)].size()) return there;
     }
     return here;
   }
 
   const Schedule& schedule_;
-  std::unordered_map<std::uint64_t, Place> places_;
+  std::unordered_map<std::uint64_t, ActionIndex> places_;
   std::optional<ScheduleProblem> problem_;
 };
 

@@ -2,9 +2,9 @@
 
 #include "base/check.h"
 #include "base/counted.h"
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "sys/plain_file.h"
 
 #include <algorithm>
@@ -370,10 +370,10 @@ class Reader {
     check_input(stage && micro_batch,
                 "{}:{}: expected an action such as 3F12 (stage, F, B, I or W, micro-batch), found "
                 "'{}'",
-                name_, line_, visible(cell, 60));
+                name_, line_, escaped(cell, 60));
     check_input(*stage < most_stages && *micro_batch < most_micro_batches,
                 "{}:{}: expected stages below {} and micro-batches below {}, found {}", name_,
-                line_, most_stages, most_micro_batches, visible(cell, 60));
+                line_, most_stages, most_micro_batches, escaped(cell, 60));
     return {static_cast<Compute>(cell[letter]), static_cast<int>(*stage),
             static_cast<int>(*micro_batch)};
   }

@@ -70,7 +70,7 @@ RankInfo detect_others() {
 
 RankInfo detect_rank() {
   constexpr std::int64_t most = std::numeric_limits<int>::max();
-  if (!wait_for_place())
+  if (!wait_for_assignment())
     throw Aborted("this process was a hot spare, and its agent does not need it any more");
   if (!environment::text(variable::rank) && !environment::text(variable::world_size))
     return detect_others();
@@ -88,7 +88,7 @@ RankInfo detect_rank() {
 }
 
 bool is_launched() {
-  return is_in_reserve() || environment::text(variable::rank) ||
+  return is_hot_spare() || environment::text(variable::rank) ||
          environment::text(variable::world_size) || detect_mpirun() || detect_slurm();
 }
 
@@ -279,16 +279,16 @@ std::optional<RankInfo> detect_mpirun() {
 
 namespace {
 
-constexpr const char* name_in_reserve = "reserve";
+constexpr const char* name_of_hot_spare = "hot-spare";
 constexpr std::size_t name_bytes = 16;  // the kernel's limit for thread names
-constexpr std::string_view end_of_place("\0\0", 2);
+constexpr std::string_view end_of_assignment("\0\0", 2);
 
 // Reads the agent's message: "NAME=value" strings, each terminated by a zero byte, and a final zero
 // byte. Returns an empty string if the message is incomplete.
-std::string read_place(int from) {
+std::string read_assignment(int from) {
   std::string text;
   std::array<char, 4096> buffer{};
-  while (!text.ends_with(end_of_place)) {
+  while (!text.ends_with(end_of_assignment)) {
     const ssize_t size = ::read(from, buffer.data(), buffer.size());
     if (size < 0 && errno == EINTR) continue;
     if (size <= 0) return {};
@@ -316,20 +316,20 @@ void leave_standard_input() {
 
 }  // namespace
 
-bool is_in_reserve() { return environment::text(variable::reserve_descriptor).has_value(); }
+bool is_hot_spare() { return environment::text(variable::hot_spare_descriptor).has_value(); }
 
-bool wait_for_place() {
+bool wait_for_assignment() {
   const auto number =
-      environment::integer(variable::reserve_descriptor, 0, std::numeric_limits<int>::max());
+      environment::integer(variable::hot_spare_descriptor, 0, std::numeric_limits<int>::max());
   if (!number) return true;
   const sys::FileDescriptor socket(static_cast<int>(*number));
-  ::unsetenv(variable::reserve_descriptor);
+  ::unsetenv(variable::hot_spare_descriptor);
   std::array<char, name_bytes> name{};
   ::prctl(PR_GET_NAME, name.data());
   const char ready = 1;
   if (::send(socket.get(), &ready, 1, MSG_NOSIGNAL) != 1) return false;
-  ::prctl(PR_SET_NAME, name_in_reserve);
-  const std::string place = read_place(socket.get());
+  ::prctl(PR_SET_NAME, name_of_hot_spare);
+  const std::string place = read_assignment(socket.get());
   ::prctl(PR_SET_NAME, name.data());
   if (place.empty()) return false;
   set_variables(place);

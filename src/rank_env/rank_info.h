@@ -92,13 +92,13 @@ struct Ancestor {
 // as it can without a rank, and waits to replace a lost rank.
 
 // Returns true if this process was started as a hot spare and has no rank yet.
-[[nodiscard]] bool is_in_reserve();
+[[nodiscard]] bool is_hot_spare();
 
 // Informs the agent that this hot spare is ready, and blocks until it gets a rank. The process is
 // then a normal worker, with RANK and the other variables in its environment. If the process is not
 // a hot spare, returns true immediately. Returns false if the agent does not need this process any
-// more. While it waits, the process is named "reserve". No other thread of the program may read the
-// environment during the call.
-[[nodiscard]] bool wait_for_place();
+// more. While it waits, the process is named "hot-spare". No other thread of the program may read
+// the environment during the call.
+[[nodiscard]] bool wait_for_assignment();
 
 }  // namespace lockstep::rank_env

@@ -55,9 +55,9 @@ inline constexpr const char* worker = "LOCKSTEP_WORKER";
 // The number of the agent that started this process. An agent never changes its number.
 inline constexpr const char* agent = "LOCKSTEP_AGENT";
 
-// Only in a process in reserve: an open descriptor of a socket through which its agent sends it the
+// Only in a hot spare: an open descriptor of a socket through which its agent sends it the
 // place of a lost rank. Until then the process has no RANK (rank_info.h).
-inline constexpr const char* reserve_descriptor = "LOCKSTEP_RESERVE_FD";
+inline constexpr const char* hot_spare_descriptor = "LOCKSTEP_HOT_SPARE_FD";
 
 // The folder into which ranks write when they fail, for example flight-rank-3.json. Unless the user
 // has set it, it is the folder of the logs or, without one, a name in the folder for temporary

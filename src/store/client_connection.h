@@ -141,7 +141,7 @@ class TcpStore::Connection {
   std::string address_;
   std::string session_;     // empty if reconnecting is disabled
   std::string store_name_;  // only used by the reader
-  sys::OwnProcess process_;
+  sys::ForkAware process_;
 
   Mutex sending_;
   std::optional<store::Sealer> sealer_ LOCKSTEP_GUARDED_BY(sending_);

@@ -115,7 +115,7 @@ fs::path FileStore::file_of(std::string_view key) const {
 void FileStore::replace(const fs::path& file, std::string_view key, std::string_view value) {
   fs::path temporary = folder_ / "writing";
   {
-    const sys::ErrorInsteadOfSignal quiet(SIGXFSZ);
+    const sys::ScopedSignalBlock quiet(SIGXFSZ);
     std::ofstream stream(temporary, std::ios::binary | std::ios::trunc);
     stream << key.size() << ' ' << key << value;
     stream.close();

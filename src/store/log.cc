@@ -50,7 +50,7 @@ std::string framed(const Message& record) {
 }
 
 void write_all(int file, std::string_view bytes, const std::string& name) {
-  const sys::ErrorInsteadOfSignal quiet(SIGXFSZ);
+  const sys::ScopedSignalBlock quiet(SIGXFSZ);
   while (!bytes.empty()) {
     const ssize_t written = ::write(file, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;

@@ -429,7 +429,7 @@ class StoreServer::Loop {
   }
 
   StoreServerOptions options_;
-  sys::OwnProcess process_;
+  sys::ForkAware process_;
   store::StoreKey key_;
   std::string address_;
   std::uint16_t port_ = 0;

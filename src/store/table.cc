@@ -1,9 +1,9 @@
 #include "store/table.h"
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "base/visible.h"
 
 #include <algorithm>
 #include <utility>
@@ -64,7 +64,7 @@ void Table::make_room(std::string_view key, std::size_t less, std::size_t more) 
   const std::size_t bytes = bytes_ - less + more;
   check_input(bytes <= most_bytes_ || more <= less,
               "store: no room for key '{}': expected keys and values of at most {} together",
-              visible(key, 100), format_bytes(static_cast<std::int64_t>(most_bytes_)));
+              escaped(key, 100), format_bytes(static_cast<std::int64_t>(most_bytes_)));
   bytes_ = bytes;
 }
 

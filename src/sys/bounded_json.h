@@ -2,8 +2,8 @@
 // nlohmann_json.
 #pragma once
 
+#include "base/escaped.h"
 #include "base/format.h"
-#include "base/visible.h"
 
 #include <lockstep/base/error.h>
 
@@ -61,7 +61,7 @@ class JsonCounter final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool key(std::string& name) override {
     if (!keys_.back().insert(name).second)
-      throw NotJson(formatted("has '{}' twice in one object", visible(name, 200)));
+      throw NotJson(formatted("has '{}' twice in one object", escaped(name, 200)));
     return within(++members_ <= limits_.members);
   }
   bool end_object() override {
@@ -72,7 +72,7 @@ class JsonCounter final : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override { return depth_-- > 0; }
   bool parse_error(std::size_t, const std::string&,
                    const nlohmann::detail::exception& error) override {
-    throw NotJson(visible(json_problem(error), 300));
+    throw NotJson(escaped(json_problem(error), 300));
   }
 
  private:

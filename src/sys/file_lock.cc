@@ -1,9 +1,9 @@
 #include "sys/file_lock.h"
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/scope_exit.h"
-#include "base/visible.h"
 #include "sys/plain_file.h"
 #include "sys/topology.h"
 
@@ -48,8 +48,8 @@ std::string holder_in(int file) {
   if (text.ends_with('\n')) text.pop_back();
   const std::size_t blank = text.find(' ');
   if (blank == std::string::npos) return "another process";
-  return formatted("process {} on host {}", visible(text.substr(0, blank), 20),
-                   visible(text.substr(blank + 1), 100));
+  return formatted("process {} on host {}", escaped(text.substr(0, blank), 20),
+                   escaped(text.substr(blank + 1), 100));
 }
 
 // Returns true for text such as "71 host\n", or a prefix of it, because the disk may have been

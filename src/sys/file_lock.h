@@ -45,7 +45,7 @@ class FileLock {
   void sign() const;
   void close();
 
-  OwnProcess process_;
+  ForkAware process_;
   std::filesystem::path path_;
   FileDescriptor file_;
   State state_ = State::busy;

@@ -54,7 +54,7 @@ FileDescriptor create_beside(const fs::path& path, mode_t mode, std::string& nam
 
 void write_all_at(int file, std::uint64_t offset, std::span<const std::byte> bytes,
                   const fs::path& path) {
-  const ErrorInsteadOfSignal quiet(SIGXFSZ);
+  const ScopedSignalBlock quiet(SIGXFSZ);
   while (!bytes.empty()) {
     ssize_t count = ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
@@ -138,7 +138,7 @@ AtomicFile::~AtomicFile() {
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
   if (!file_) throw InvalidArgument("writing " + path_.string() + ": it is committed already");
-  const ErrorInsteadOfSignal quiet(SIGXFSZ);
+  const ScopedSignalBlock quiet(SIGXFSZ);
   while (!bytes.empty()) {
     ssize_t count = ::write(file_.get(), bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
@@ -195,7 +195,7 @@ bool is_refusal(int error) {
 // Returns 0 or an error number. If space cannot be reserved, only sets the file's length.
 int reserve_space(int file, std::uint64_t bytes) {
   if (bytes == 0) return 0;
-  const ErrorInsteadOfSignal quiet(SIGXFSZ);
+  const ScopedSignalBlock quiet(SIGXFSZ);
   int result = 0;
   do {
     result = ::fallocate(file, 0, 0, static_cast<off_t>(bytes));

@@ -101,7 +101,7 @@ Pages pages_around(const void* begin, std::size_t bytes) {
 }  // namespace
 
 int take_space(int file, std::size_t bytes) {
-  const ErrorInsteadOfSignal quiet(SIGXFSZ);
+  const ScopedSignalBlock quiet(SIGXFSZ);
   const int error = ::posix_fallocate(file, 0, static_cast<off_t>(bytes));
   const bool is_refused = error == ENOSYS || error == EPERM || error == EACCES || error == EINVAL ||
                           error == EOPNOTSUPP;

@@ -31,7 +31,7 @@ pid_t own_process() noexcept {
 }
 
 // A member for classes whose objects belong to the process that created them.
-class OwnProcess {
+class ForkAware {
  public:
   [[nodiscard]] pid_t number() const { return process_; }
   [[nodiscard]] bool is_copy_of_parent() const { return own_process() != process_; }
@@ -44,7 +44,7 @@ class OwnProcess {
 // parent may have been changing the object, holding its mutex, or waiting on its condition
 // variable.
 struct DeleteUnlessCopy {
-  OwnProcess process;
+  ForkAware process;
 
   template <typename T>
   void operator()(T* object) const {

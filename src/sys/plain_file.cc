@@ -1,8 +1,8 @@
 #include "sys/plain_file.h"
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "sys/topology.h"
 
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 #include "sys/program.h"
 
 #include "base/check.h"
-#include "base/visible.h"
+#include "base/escaped.h"
 #include "sys/failure_text.h"
 
 #include <lockstep/base/version.h>
@@ -232,7 +232,7 @@ namespace sys {
 
 int complain(std::string_view command, std::string_view what, int code) {
   constexpr std::size_t longest = 4000;
-  print_to(stderr, "{}: {}\n", command, visible_line(what, longest));
+  print_to(stderr, "{}: {}\n", command, escaped_line(what, longest));
   return code;
 }
 

@@ -96,7 +96,7 @@ std::size_t SharedMemory::address_space(std::size_t wanted) {
 
 SharedMemory SharedMemory::create(const char* label, std::size_t bytes, int place) {
   FileDescriptor file = nameless_memory(label);
-  const ErrorInsteadOfSignal quiet(SIGXFSZ);
+  const ScopedSignalBlock quiet(SIGXFSZ);
   if (ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
     auto what =
         formatted("making {} of shared memory", format_bytes(static_cast<std::int64_t>(bytes)));

@@ -31,22 +31,22 @@ class [[nodiscard]] BlockedSignals {
 
 // Makes this thread, and the threads that it starts, get the error but not the signal. Does not
 // change the process's action for the signal.
-class [[nodiscard]] ErrorInsteadOfSignal {
+class [[nodiscard]] ScopedSignalBlock {
  public:
-  explicit ErrorInsteadOfSignal(int signal) : signal_(signal) {
+  explicit ScopedSignalBlock(int signal) : signal_(signal) {
     sigemptyset(&set_);
     sigaddset(&set_, signal);
     pthread_sigmask(SIG_BLOCK, &set_, &before_);
   }
-  ~ErrorInsteadOfSignal() {
+  ~ScopedSignalBlock() {
     if (sigismember(&before_, signal_) != 0) return;
     const timespec at_once{};
     while (sigtimedwait(&set_, nullptr, &at_once) == signal_) {
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
-  ErrorInsteadOfSignal(const ErrorInsteadOfSignal&) = delete;
-  ErrorInsteadOfSignal& operator=(const ErrorInsteadOfSignal&) = delete;
+  ScopedSignalBlock(const ScopedSignalBlock&) = delete;
+  ScopedSignalBlock& operator=(const ScopedSignalBlock&) = delete;
 
  private:
   int signal_;

@@ -35,7 +35,7 @@ class Thread {
   void detach();
 
  private:
-  OwnProcess process_;
+  ForkAware process_;
   std::thread thread_;
 };
 

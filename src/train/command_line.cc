@@ -1,7 +1,7 @@
 // From the words of a command line to a Configuration, and back.
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "sys/program.h"
 #include "train/configuration.h"
 #include "train/option_table.h"

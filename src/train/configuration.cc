@@ -2,9 +2,9 @@
 
 #include "base/check.h"
 #include "base/counted.h"
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
 #include "train/device.h"
@@ -41,7 +41,7 @@ std::string text_of(const toml::node& node, std::string_view place, std::string_
   if (auto number = node.value_exact<double>()) return formatted("{}", *number);
   if (auto flag = node.value_exact<bool>()) return formatted("{}", *flag);
   throw BadInput(
-      formatted("{}: {}: expected a string, a number, true or false", place, visible(name)));
+      formatted("{}: {}: expected a string, a number, true or false", place, escaped(name)));
 }
 
 void apply_entry(Configuration& configuration, const ConfigEntry& entry) {
@@ -70,7 +70,7 @@ toml::table parse_file(const std::filesystem::path& path) {
     throw BadInput(error.what());
   } catch (const toml::parse_error& error) {
     auto line = error.source().begin.line;
-    std::string what = visible(error.description(), 1000);
+    std::string what = escaped(error.description(), 1000);
     throw BadInput(line > 0 ? formatted("{} line {}: {}", path.string(), line, what)
                             : formatted("{}: {}", path.string(), what));
   }
@@ -126,18 +126,19 @@ void check_axes(const Options& options, const Task& task, const MeshLayout& layo
                 "{}: expected ranks that have the whole model, without pp, tp, cp and ep, found "
                 "--mesh {}",
                 name, mesh);
-  check_input(options.checkpoint_every == 0 || !task.parallel_plan().blocks.empty(),
-              "--checkpoint-every {}: the task {} names no blocks (Task::parallel_plan())",
-              options.checkpoint_every, task.name());
+  check_input(
+      options.activation_checkpoint_every == 0 || !task.parallel_plan().blocks.empty(),
+      "--activation-checkpoint-every {}: the task {} names no blocks (Task::parallel_plan())",
+      options.activation_checkpoint_every, task.name());
 }
 
-void check_batch(const Options& options, std::int64_t learners) {
-  const std::int64_t parts = options.accumulate * learners;
+void check_batch(const Options& options, std::int64_t dp_ranks) {
+  const std::int64_t parts = options.accumulate * dp_ranks;
   if (options.batch % parts == 0) return;
   const std::int64_t below = options.batch / parts * parts, above = below + parts;
   throw BadInput(
       formatted("--batch {} must be divisible by {} ({} x {}); try --batch {}", options.batch,
-                parts, counted(learners, options.strategy == StrategyKind::ps ? "worker" : "rank"),
+                parts, counted(dp_ranks, options.strategy == StrategyKind::ps ? "worker" : "rank"),
                 counted(options.accumulate, "micro-batch", "es"),
                 below > 0 ? formatted("{} or {}", below, above) : formatted("{}", above)));
 }
@@ -187,14 +188,14 @@ void Configuration::check_texts() const {
   for (const auto& [name, text] : kept())
     check_input(is_utf8(text),
                 "--{}: expected UTF-8, because config.toml and checkpoints keep it, found '{}'{}",
-                name, visible(text), place_of(options, name));
+                name, escaped(text), place_of(options, name));
 }
 
 void Configuration::check_description() const {
   for (const auto& [name, text] : task_.description())
     check(is_utf8(name) && is_utf8(text),
           "Task::description: expected UTF-8, because checkpoints keep it, found {} '{}'",
-          visible(name), visible(text));
+          escaped(name), escaped(text));
 }
 
 std::string Configuration::data_text() const {
@@ -223,7 +224,7 @@ void check_run(Configuration& configuration, int ranks) {
   // Servers are not on a mesh axis.
   configuration.layout = layout_of(options, ranks - server_count(options));
   const MeshLayout& layout = configuration.layout;
-  if (!options.elastic) check_batch(options, learners_in(layout));
+  if (!options.elastic) check_batch(options, dp_ranks_in(layout));
   check_input((options.steps > 0) != (options.epochs > 0),
               "give --steps or --epochs: found {} and {}", options.steps, options.epochs);
   check_input(options.min_lr <= options.lr, "--min-lr {} is above --lr {}", options.min_lr,
@@ -235,7 +236,7 @@ void check_run(Configuration& configuration, int ranks) {
   const std::filesystem::path trace(options.trace);
   check_input(trace.empty() || std::filesystem::is_directory(
                                    trace.has_parent_path() ? trace.parent_path() : "."),
-              "--trace {}: expected a file in a folder that is there", visible(options.trace));
+              "--trace {}: expected a file in a folder that is there", escaped(options.trace));
 }
 
 std::vector<ConfigEntry> read_config(const std::filesystem::path& path) {
@@ -264,13 +265,13 @@ void apply_config(Configuration& configuration, const std::vector<ConfigEntry>& 
     if (entry.name == "task") {
       check_input(entry.text == configuration.task_name(),
                   "{}: the file is for task '{}', the command says '{}'", entry.place,
-                  visible(entry.text), configuration.task_name());
+                  escaped(entry.text), configuration.task_name());
       continue;
     }
     try {
       apply_entry(configuration, entry);
     } catch (const BadInput& error) {
-      throw BadInput(formatted("{}: {}", entry.place, visible(error.what(), 1000)));
+      throw BadInput(formatted("{}: {}", entry.place, escaped(error.what(), 1000)));
     }
   }
 }
@@ -304,7 +305,7 @@ void check_same_model(const Configuration& configuration, const checkpoint::Trai
     check_input(
         before == state.config.end() || before->second == after,
         "--resume: {} is {}, the checkpoint's is {}: a run goes on with the model that it has",
-        name, after, before == state.config.end() ? "" : visible(before->second));
+        name, after, before == state.config.end() ? "" : escaped(before->second));
   };
   compare("task", configuration.task_name());
   for (const Settings::Entry& entry : configuration.settings().entries())
@@ -315,7 +316,7 @@ std::string changes_since(const Configuration& configuration, int ranks,
                           const checkpoint::TrainingState& state) {
   std::string changes;
   auto add = [&](std::string_view name, std::string_view before, std::string_view after) {
-    auto shown = [](std::string_view value) { return value.empty() ? "none" : visible(value); };
+    auto shown = [](std::string_view value) { return value.empty() ? "none" : escaped(value); };
     if (before == after) return;
     changes +=
         formatted("{}{} {} -> {}", changes.empty() ? "" : ", ", name, shown(before), shown(after));

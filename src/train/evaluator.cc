@@ -1,10 +1,10 @@
 #include "train/evaluator.h"
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/scope_exit.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "elastic/slot_layout.h"
 #include "train/configuration.h"
 #include "train/device.h"
@@ -13,7 +13,7 @@
 #include "train/progress.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 #include <lockstep/data/sampler.h>
 #include <lockstep/train/saved_model.h>
 
@@ -158,7 +158,7 @@ void check_fingerprint(const SavedModel& saved) {
   check_input(before == now,
               "{}: expected the data that its run was given ({}), found other data ({}) in {}: to "
               "measure all of it, name it with --data",
-              saved.file.string(), visible(before), now,
+              saved.file.string(), escaped(before), now,
               Configuration(*saved.task, saved.task->defaults()).data_text());
 }
 
@@ -232,7 +232,7 @@ SavedEvaluation evaluate_saved(const EvaluateOptions& options, Group world,
                                const std::function<void(double)>& tell) {
   std::optional<SavedModel> saved;
   std::shared_ptr<torch::nn::Module> module;
-  together(world, [&] {
+  run_on_all_or_fail(world, [&] {
     saved = read_model(options.run);
     Task& task = *saved->task;
     find_own_data(*saved, options.data.empty());

@@ -127,7 +127,7 @@ struct SavedEvaluation {
 // the data. The result is equal on every rank, and equal for any number of ranks up to rounding of
 // sums. On rank 0, calls `tell` with the progress, between 0 and 1 (exclusive).
 //
-// If any rank finds an error in the model or the data, all ranks throw CommonFailure.
+// If any rank finds an error in the model or the data, all ranks throw CollectiveFailure.
 [[nodiscard]] SavedEvaluation evaluate_saved(const EvaluateOptions& options, Group world,
                                              const std::function<void(double)>& tell = {});
 

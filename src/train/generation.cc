@@ -30,7 +30,7 @@ void generate_text(models::Gpt model, const data::Tokenizer& tokenizer,
       [&](const at::Tensor& ids, std::int64_t count, const models::GenerateOptions& how) {
         return model->generate(ids, count, how);
       },
-      model->options().block, tokenizer, options, take);
+      model->options().context_length, tokenizer, options, take);
 }
 
 void generate_text(const GenerateTokens& generate, std::int64_t block,

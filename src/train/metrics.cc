@@ -144,7 +144,7 @@ void MetricsFile::append(const MetricsRow& row) {
   constexpr int how = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK;
   sys::FileDescriptor file(::open(path_.c_str(), how, 0666));
   if (!file) throw SystemError("cannot open " + path_.string(), errno);
-  const sys::ErrorInsteadOfSignal quiet(SIGXFSZ);
+  const sys::ScopedSignalBlock quiet(SIGXFSZ);
   const off_t before = ::lseek(file.get(), 0, SEEK_END);
   ssize_t written = ::write(file.get(), line.data(), line.size());
   if (written == static_cast<ssize_t>(line.size())) return;

@@ -9,7 +9,7 @@
 #include "train/device.h"
 #include "train/strategies.h"
 
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 #include <lockstep/global/tensor.h>
 #include <lockstep/models/generate.h>
 #include <lockstep/parallel/join.h>
@@ -29,7 +29,7 @@ namespace {
 constexpr std::string_view of_hook = "hook.";
 
 // The axes whose ranks have different rows: those of ParallelModel::data().
-const std::vector<std::string> learner_axes = {"dp", "ep", "fsdp"};
+const std::vector<std::string> dp_axes = {"dp", "ep", "fsdp"};
 
 constexpr double bytes_of_a_number = 4;
 
@@ -52,9 +52,9 @@ TrainedModel::TrainedModel(const Configuration& configuration, Group world)
       world_(std::move(world)),
       device_(device_of(options_)),
       mesh_(world_, configuration.layout.axes()),
-      facts_{.learners = mesh_.sub_mesh(learner_axes).group(), .processes = world_.size()},
+      facts_{.dp_group = mesh_.sub_mesh(dp_axes).group(), .processes = world_.size()},
       hook_(hook_of_options(options_)) {
-  facts_.random_stream = facts_.learners.rank();
+  facts_.random_stream = facts_.dp_group.rank();
   if (hook_) facts_.kind = "hook " + hook_->describe();
 }
 
@@ -120,9 +120,9 @@ void TrainedModel::check_stages(const ParallelPlan& plan) const {
 void TrainedModel::compose(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh) {
   ParallelPlan plan = task_.parallel_plan();
   ParallelOptions how = parallel_options();
-  if (options_.checkpoint_every > 0) {
+  if (options_.activation_checkpoint_every > 0) {
     how.activation_checkpointing = {plan.blocks.front()};
-    how.checkpoint_every = options_.checkpoint_every;
+    how.checkpoint_every = options_.activation_checkpoint_every;
   }
   if (has_stages()) check_stages(plan);
   cast_stages(plan);
@@ -135,7 +135,7 @@ void TrainedModel::compose(const std::shared_ptr<torch::nn::Module>& module, con
     if (options_.mesh.empty()) throw;
     throw BadInput(formatted("--mesh {}: {}", mesh_text(options_.mesh), error.what()));
   }
-  facts_.in_step = level_of(options_) || facts_.learners.size() < world_.size() ||
+  facts_.in_step = level_of(options_) || facts_.dp_group.size() < world_.size() ||
                    (mesh.group().size() > 1 && counts_tokens);
 }
 
@@ -305,7 +305,7 @@ void TrainedModel::take_own(const std::map<std::string, at::Tensor>& own) {
 
 void TrainedModel::save(const std::filesystem::path& out, const checkpoint::TrainingState& state,
                         checkpoint::SaveOptions options, checkpoint::AsyncSaver* saver) {
-  options.own = own();
+  options.per_rank = own();
   if (saver != nullptr)
     saver->save(out, handle(), saved_optimizer(), state, options);
   else
@@ -316,13 +316,13 @@ void TrainedModel::save(const std::filesystem::path& out, const checkpoint::Trai
 void TrainedModel::load(const std::filesystem::path& folder) {
   std::map<std::string, at::Tensor> own;
   const checkpoint::TrainingState state =
-      checkpoint::load(folder, handle(), *optimizer_, {.verify = false, .own = &own});
+      checkpoint::load(folder, handle(), *optimizer_, {.verify = false, .per_rank = &own});
   begin_at(state.step);
   const auto kind_before = state.progress.find(kind_entry);
   const bool is_same_kind =
       kind_before != state.progress.end() && kind_before->second == facts_.kind;
   if (!is_same_kind || state.ranks != facts_.processes) return;
-  together(world_, [&] { in_file(folder, [&] { take_own(own); }); });
+  run_on_all_or_fail(world_, [&] { in_file(folder, [&] { take_own(own); }); });
 }
 
 // Traffic in groups of several axes is not counted, nor is that of fully_shard().

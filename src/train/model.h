@@ -73,7 +73,7 @@ inline constexpr const char* kind_entry = "own_kind";
 
 struct RunFacts {
   // The ranks that have their own rows. This rank is one of them, or computes together with one.
-  Group learners;
+  Group dp_group;
   int processes = 1;  // number of processes in the run: TrainingState::ranks
   // True if no rank can be a step ahead of another rank.
   bool waits_each_step = true;

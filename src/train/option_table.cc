@@ -1,8 +1,8 @@
 #include "train/option_table.h"
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "train/strategies.h"
 
 #include <lockstep/plan/schedule.h>
@@ -37,7 +37,7 @@ WrittenValue mesh_as_text(std::vector<MeshAxis>& mesh) {
                 try {
                   mesh = text.empty() ? std::vector<MeshAxis>() : parse_axes(text);
                 } catch (const BadInput& error) {
-                  throw BadInput(visible(error.what()));
+                  throw BadInput(escaped(error.what()));
                 }
               }};
 }
@@ -56,7 +56,7 @@ WrittenValue time_as_text(Duration& time) {
               [&time](std::string_view text) {
                 const std::optional<Duration> found = parse_duration(text);
                 check_input(found && *found >= Duration::zero(),
-                            "expected a time such as 10, 2.5s or 1m, found '{}'", visible(text));
+                            "expected a time such as 10, 2.5s or 1m, found '{}'", escaped(text));
                 time = *found;
               }};
 }
@@ -164,11 +164,12 @@ void declare_looks(Settings& settings, Options& o, bool makes_samples) {
                 .help = "steps between checkpoints; 0: each epoch, or only at the end",
                 .synonyms = {"save-steps", "checkpoint-interval"}},
                o.save_every);
-  settings.add({.name = "keep", .help = "newest checkpoints to keep; 0: all"}, o.keep);
+  settings.add({.name = "keep-checkpoints", .help = "newest checkpoints to keep; 0: all"},
+               o.keep_checkpoints);
   settings.add({.name = "async-save",
                 .help = "write checkpoints while training goes on; costs memory for a copy of what "
                         "a rank writes",
-                .needs = {"strategy ddp|dp"}},
+                .needs = {"strategy ddp|threads"}},
                o.async_save);
   settings.add({.name = "on-save-error",
                 .help = "when the disk refuses what is saved during training: stop, or go-on"},
@@ -233,11 +234,11 @@ void declare_mesh(Settings& settings, Options& o) {
                         "values go round) or ulysses (heads are cut instead)",
                 .needs = {"mesh cp=N"}},
                o.context_method);
-  settings.add({.name = "checkpoint-every",
+  settings.add({.name = "activation-checkpoint-every",
                 .help = "activations of every nth block are computed again in backward; 0: none",
                 .most = 10'000,
                 .needs = {"strategy ddp"}},
-               o.checkpoint_every);
+               o.activation_checkpoint_every);
 }
 
 void declare_division(Settings& settings, Options& o) {
@@ -271,11 +272,11 @@ void declare_division(Settings& settings, Options& o) {
                 .is_path = true,
                 .needs = {"shard"}},
                o.sharding.offload);
-  settings.add({.name = "deferred",
+  settings.add({.name = "deferred-init",
                 .help = "with --shard: a new model gets its memory one unit at a time, while it "
                         "is divided",
                 .needs = {"shard"}},
-               o.deferred);
+               o.deferred_init);
 }
 
 void declare_processes(Settings& settings, Options& o) {
@@ -318,8 +319,8 @@ MeshLayout layout_of_mesh(const Options& options, int ranks) {
     if (options.elastic) axes = axes_of_round(std::move(axes), ranks);
     return {std::move(axes), ranks};
   } catch (const Error& error) {
-    throw BadInput(formatted("--mesh {}: {}{}", visible(mesh_text(options.mesh)),
-                             visible(error.what(), 1000), place_of(options, "mesh")));
+    throw BadInput(formatted("--mesh {}: {}{}", escaped(mesh_text(options.mesh)),
+                             escaped(error.what(), 1000), place_of(options, "mesh")));
   }
 }
 

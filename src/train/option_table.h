@@ -36,7 +36,8 @@ constexpr std::array<Named<ScheduleKind>, 5> names_of(ScheduleKind) {
 }
 
 constexpr std::array<Named<StrategyKind>, 3> names_of(StrategyKind) {
-  return {{{"ddp", StrategyKind::ddp}, {"dp", StrategyKind::dp}, {"ps", StrategyKind::ps}}};
+  return {
+      {{"ddp", StrategyKind::ddp}, {"threads", StrategyKind::threads}, {"ps", StrategyKind::ps}}};
 }
 
 constexpr std::array<Named<ShardKind>, 5> names_of(ShardKind) {
@@ -86,7 +87,7 @@ void declare_options(Settings& settings, Options& options, const Task& task);
          1;
 }
 // Returns the number of ranks, or sets of ranks, that have their own rows.
-[[nodiscard]] inline int learners_in(const MeshLayout& layout) {
+[[nodiscard]] inline int dp_ranks_in(const MeshLayout& layout) {
   return layout.size(copies_axis) * layout.size(experts_axis) * layout.size(shards_axis);
 }
 

@@ -17,7 +17,7 @@
 #include "train/strategies.h"
 
 #include <lockstep/comm/init.h>
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 #include <lockstep/train/trainer.h>
 
 #include <chrono>
@@ -31,7 +31,8 @@ namespace {
 constexpr int failure = 1;
 constexpr int by_signal = 128;  // plus the signal's number, as in a shell
 
-// Errors that would occur again after every restart end the run in any case (src/elastic/rounds.h).
+// Errors that would occur again after every restart end the run in any case
+// (src/elastic/round_client.h).
 constexpr int elastic_restarts = 1'000'000;
 constexpr auto elastic_hung_after = std::chrono::seconds(30);
 
@@ -58,7 +59,7 @@ int launch_copies(const RankProgram& program, int ranks) {
 }
 
 void check_together(const RankProgram& program, Group& world) {
-  together(world, [&] {
+  run_on_all_or_fail(world, [&] {
     check_input(program.ranks == 0 || program.ranks == world.size(),
                 "--ranks {}: the launcher started {}", program.ranks, world.size());
     program.check(world.size());
@@ -84,7 +85,7 @@ int be_a_rank(const RankProgram& program) {
     check_together(program, *world);
     code = failure;
     return program.body(*world);
-  } catch (const CommonFailure& error) {
+  } catch (const CollectiveFailure& error) {
     rank_env::record_own_failure(error.what());
     if (!is_elastic) say_final_failure(error.what());  // a restart would fail again
     return speaks_for_all ? sys::complain(program.command, error.what(), code) : code;

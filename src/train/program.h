@@ -34,7 +34,7 @@ struct RankProgram {
 };
 
 // Runs the program. Returns the exit code: 1 after an error, with a line on standard error, or 2 if
-// the options are invalid. If all ranks throw CommonFailure, only rank 0 prints it. Throws
+// the options are invalid. If all ranks throw CollectiveFailure, only rank 0 prints it. Throws
 // UsageError if the device is not there, or if check() fails before any process starts.
 [[nodiscard]] int run_ranks(const RankProgram& program);
 

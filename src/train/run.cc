@@ -1,15 +1,15 @@
 #include "train/run.h"
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/scope_exit.h"
-#include "base/visible.h"
 #include "train/device.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 #include <lockstep/optim/gradient_transform.h>
 #include <lockstep/parallel/sharded/deferred.h>
 
@@ -41,7 +41,7 @@ Run::Run(const Configuration& configuration, Group world, TrainedModel& model, c
       task_(configuration.task()),
       world_(std::move(world)),
       in_(in),
-      is_continued_(in.round != nullptr && in.round->marked(folder_mark) == options_.out),
+      is_continued_(in.round != nullptr && in.round->flag(folder_mark) == options_.out),
       folder_(configuration_, in.round != nullptr && in.round->has_agent()
                                   ? std::optional(in.round->of_run())
                                   : std::nullopt),
@@ -53,14 +53,14 @@ Run::Run(const Configuration& configuration, Group world, TrainedModel& model, c
   std::optional<checkpoint::TrainingState> state = shared_state();
   begin(state);
   if (state) restore(*state);
-  together(world_, [&] {
+  run_on_all_or_fail(world_, [&] {
     if (!world_.is_root()) return;
     // Mark the folder before training starts, so that a restarted round finds it.
     folder_.open({.resumed_at = step_,
                   .repeats_row = left_out_,
                   .is_continued = is_continued_,
                   .is_taken = [&] {
-                    if (has_round()) in_.round->mark(folder_mark, options_.out);
+                    if (has_round()) in_.round->set_flag(folder_mark, options_.out);
                   }});
   });
   if (!interrupt_) interrupt_.emplace();
@@ -76,13 +76,13 @@ Run::Run(const Configuration& configuration, Group world, TrainedModel& model, c
 }
 
 void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
-  together(world_, [&] {
+  run_on_all_or_fail(world_, [&] {
     configuration_.check_texts();
     load_data(state);
     configuration_.check_description();
     model_.check_memory();
     seed_generators(model_.device(), static_cast<std::uint64_t>(options_.seed));
-    if (options_.deferred) {
+    if (options_.deferred_init) {
       module_ = deferred([&] { return task_.make_model(); });
     } else {
       module_ = task_.make_model();
@@ -97,13 +97,13 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   seed_generators(model_.device(), seed_of_rank(options_.seed, model_.facts().random_stream));
   stopping_.patience = options_.patience;
   if (options_.async_save) saver_.emplace(world_);
-  evaluator_.emplace(task_, module_, model_.facts().learners, how_to_evaluate());
+  evaluator_.emplace(task_, module_, model_.facts().dp_group, how_to_evaluate());
 }
 
 void Run::move_module() {
   const c10::Device device = model_.device();
   if (device.is_cpu()) return;
-  if (options_.deferred)
+  if (options_.deferred_init)
     move_to(*module_, device);
   else
     module_->to(device);
@@ -114,13 +114,13 @@ void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {
   try {
     // In an elastic run, each rank reads all rows of a batch, including those that others compute.
     const bool is_there = has_round() && std::exchange(*in_.has_data, true);
-    if (!is_there) task_.load(options_, options_.elastic ? Group() : model_.facts().learners);
+    if (!is_there) task_.load(options_, options_.elastic ? Group() : model_.facts().dp_group);
   } catch (const BadInput& error) {
     throw BadInput(error.what() + configuration_.place_of_data());
   }
   data_fingerprint_ = task_.data_fingerprint();
   check(is_utf8(data_fingerprint_), "Task::data_fingerprint: expected UTF-8, found '{}'",
-        visible(data_fingerprint_));
+        escaped(data_fingerprint_));
   if (state) check_same_data(*state);
 }
 
@@ -133,24 +133,25 @@ void Run::compare_data() {
   auto other = std::ranges::find_if(prints, [&](auto print) { return print != prints[0]; });
   if (other == prints.end()) return;
   int rank = static_cast<int>(other - prints.begin());
-  throw CommonFailure(formatted("{}: expected the same data on all ranks, rank {} has read other "
-                                "data than rank 0",
-                                configuration_.data_text(), rank),
-                      rank);
+  throw CollectiveFailure(
+      formatted("{}: expected the same data on all ranks, rank {} has read other "
+                "data than rank 0",
+                configuration_.data_text(), rank),
+      rank);
 }
 
 // All ranks find the same error if a model cannot be sharded, so one rank reports it.
 void Run::attach() {
   try {
     model_.attach(module_, {steps_, steps_per_epoch_});
-  } catch (const CommonFailure&) {
+  } catch (const CollectiveFailure&) {
     throw;
   } catch (const BadInput&) {
     throw_of_all(std::current_exception());
   } catch (const InvalidArgument&) {
     throw_of_all(std::current_exception());
   }
-  if (has_round()) in_.round->ends(model_.handle());
+  if (has_round()) in_.round->abort_on_end(model_.handle());
 }
 
 // After an error on this rank alone, the wait is short, because the other ranks may be in other
@@ -161,8 +162,8 @@ void Run::throw_of_all(const std::exception_ptr& error) {
   ScopeExit as_before([&] { world_.set_timeout(before); });
   world_.set_timeout(std::min<Duration>(before, longest_wait));
   try {
-    together(world_, [&] { std::rethrow_exception(error); });
-  } catch (const CommonFailure&) {
+    run_on_all_or_fail(world_, [&] { std::rethrow_exception(error); });
+  } catch (const CollectiveFailure&) {
     throw;
   } catch (const Error&) {
     // The original error of this rank says more.
@@ -173,7 +174,7 @@ void Run::throw_of_all(const std::exception_ptr& error) {
 void Run::step() {
   trace_.begin_step();
   make_step();
-  if (trace_.is_complete()) together(world_, [&] { trace_.write(); });
+  if (trace_.is_complete()) run_on_all_or_fail(world_, [&] { trace_.write(); });
 }
 
 void Run::make_step() {
@@ -205,7 +206,7 @@ void Run::make_step() {
   // If all ranks have the same loss, only the root's rows count.
   const bool is_loss_of_all = model_.facts().takes_all_rows;
   const std::int64_t own_rows = is_loss_of_all && !world_.is_root() ? 0 : rows_in(batch);
-  std::int64_t rows = rows_in(batch) * (is_loss_of_all ? 1 : model_.facts().learners.size());
+  std::int64_t rows = rows_in(batch) * (is_loss_of_all ? 1 : model_.facts().dp_group.size());
   loss_ = loss.item<double>();  // this rank's loss until the ranks meet
   if (model_.facts().waits_each_step || is_meeting()) rows = agree(loss_, own_rows);
   if (is_meeting()) model_.meet(needs_model());
@@ -254,10 +255,11 @@ std::vector<std::int64_t> Run::check_rows(const Batch& batch) {
   if (other == all.end()) return {};
   if (options_.uneven) return {all.begin(), all.end()};
   int rank = static_cast<int>(other - all.begin());
-  throw CommonFailure(formatted("Task::batch: step {}: expected equally many rows on all ranks, "
-                                "found {} on rank 0 and {} on rank {}",
-                                step_, all[0], *other, rank),
-                      rank);
+  throw CollectiveFailure(
+      formatted("Task::batch: step {}: expected equally many rows on all ranks, "
+                "found {} on rank 0 and {} on rank {}",
+                step_, all[0], *other, rank),
+      rank);
 }
 
 // Averages the loss over the ranks. Returns the number of rows of all ranks.
@@ -271,10 +273,10 @@ std::int64_t Run::agree(double loss, std::int64_t rows) {
   loss_ = values[0] / weight_of_all;
   if (values[2] > 0) (void)signal_came();
   if (!std::isfinite(loss_))
-    throw CommonFailure(
+    throw CollectiveFailure(
         formatted("step {}: expected a finite loss, found {} (lr {})", step_, loss_, lr_), 0);
   if (model_.facts().takes_all_rows) return std::llround(weight_of_all);
-  return std::llround(weight_of_all * model_.facts().learners.size() / world_.size());
+  return std::llround(weight_of_all * model_.facts().dp_group.size() / world_.size());
 }
 
 bool Run::signal_came() {

@@ -127,8 +127,8 @@ class Run {
   [[nodiscard]] bool is_saved_already();
   void finish_saving();
   [[nodiscard]] std::function<void()> fence();
-  // Returns false if `action` has thrown a CommonFailure, which was printed, and the run goes on
-  // nevertheless. Collective.
+  // Returns false if `action` has thrown a CollectiveFailure, which was printed, and the run goes
+  // on nevertheless. Collective.
   [[nodiscard]] bool may_fail(const std::function<void()>& action);
 
   // Returns the state from which the run continues, or std::nullopt if the run begins. Collective.

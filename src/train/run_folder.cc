@@ -2,9 +2,9 @@
 
 #include "base/check.h"
 #include "base/environment.h"
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "checkpoint/folders.h"
 #include "rank_env/variables.h"
 #include "sys/files.h"
@@ -12,7 +12,7 @@
 #include "sys/topology.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <unistd.h>
 #include <algorithm>
@@ -225,7 +225,7 @@ fs::path RunFolder::chosen() const {
                                  [](const fs::path& folder) { return folder.filename().string(); });
   check_input(found != folders.end(),
               "--resume-from {}: no such checkpoint in {}; the newest there is {}",
-              visible(options_.resume_from), path_.string(), folders.back().filename().string());
+              escaped(options_.resume_from), path_.string(), folders.back().filename().string());
   return *found;
 }
 
@@ -234,15 +234,15 @@ void RunFolder::verify(Group& world, const fs::path& folder) const {
   int rank = 0;
   try {
     return checkpoint::verify(world, folder);
-  } catch (const CommonFailure& failure) {
+  } catch (const CollectiveFailure& failure) {
     problem = failure.what();
     rank = failure.rank();
   }
   const std::string older = newest_whole_before(world, folder);
   if (older.empty())
-    throw CommonFailure(
+    throw CollectiveFailure(
         formatted("{}; no older checkpoint in {} is whole", problem, path_.string()), rank);
-  throw CommonFailure(
+  throw CollectiveFailure(
       formatted("{}; the newest older checkpoint that is whole is {}, go on from it with: {}",
                 problem, older,
                 resume_command(configuration_, formatted("--resume-from {}", older))),
@@ -252,7 +252,7 @@ void RunFolder::verify(Group& world, const fs::path& folder) const {
 // Empty if there is no such checkpoint.
 std::string RunFolder::newest_whole_before(Group& world, const fs::path& folder) const {
   std::string names;  // one per line, newest first
-  together(world, [&] {
+  run_on_all_or_fail(world, [&] {
     if (!world.is_root()) return;
     for (const fs::path& other : checkpoint::list_checkpoints(path_)) {
       if (other == folder) break;
@@ -264,7 +264,7 @@ std::string RunFolder::newest_whole_before(Group& world, const fs::path& folder)
     try {
       checkpoint::verify(world, path_ / name);
       return name;
-    } catch (const CommonFailure&) {
+    } catch (const CollectiveFailure&) {
       continue;  // damaged too
     }
   }

@@ -48,8 +48,8 @@ class RunFolder {
   // Returns the newest checkpoint, if any, in a later round of an elastic run. Changes nothing
   // except the lock.
   [[nodiscard]] std::optional<std::filesystem::path> newest_checkpoint();
-  // Verifies a checkpoint. Collective. If it is damaged, throws CommonFailure, whose message has
-  // the newest older checkpoint that is whole, and the command that continues from it.
+  // Verifies a checkpoint. Collective. If it is damaged, throws CollectiveFailure, whose message
+  // has the newest older checkpoint that is whole, and the command that continues from it.
   void verify(Group& world, const std::filesystem::path& folder) const;
   struct Opening {
     std::int64_t resumed_at = 0;  // step of the checkpoint; 0: the run begins

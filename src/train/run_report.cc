@@ -8,7 +8,7 @@
 #include "train/run.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <csignal>
 
@@ -27,7 +27,7 @@ void Run::report() {
   const MetricsRow now = row();
   if (due) {
     (void)may_fail([&] {
-      together(world_, [&] {
+      run_on_all_or_fail(world_, [&] {
         if (world_.is_root()) folder_.append(now);
       });
     });
@@ -64,7 +64,7 @@ MetricsRow Run::row() const {
 
 Report Run::finish() {
   model_.meet(/*shows_model=*/true);
-  together(world_, [&] { trace_.write(); });
+  run_on_all_or_fail(world_, [&] { trace_.write(); });
   if (signal_ == 0) finish_well();
   finish_saving();
   Report report{.step = step_,
@@ -76,7 +76,7 @@ Report Run::finish() {
   report.last_line = last_line();
   if (signal_ != 0) report.resume_command = command_to_go_on();
   if (world_.is_root()) say_end(report);
-  together(world_, [&] {
+  run_on_all_or_fail(world_, [&] {
     if (world_.is_root()) folder_.write_result(report.last_line);
   });
   return report;
@@ -129,7 +129,7 @@ Evaluator::Options Run::how_to_evaluate() {
   const bool in_step = model_.facts().in_step;
   return {.batches = options_.eval_batches,
           .in_step = in_step,
-          .parts = options_.elastic ? options_.slots : 0,
+          .parts = options_.elastic ? options_.elastic_micro_batches : 0,
           .compute_dtype = batch_dtype(options_),
           .device = model_.device(),
           .tell =

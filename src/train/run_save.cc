@@ -2,9 +2,9 @@
 // checks and messages.
 #include "base/check.h"
 #include "base/counted.h"
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "checkpoint/folders.h"
 #include "train/configuration.h"
 #include "train/device.h"
@@ -12,7 +12,7 @@
 #include "train/strategies.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <ATen/ops/from_blob.h>
 
@@ -38,7 +38,7 @@ double number_in(const checkpoint::Metadata& progress, const std::string& name,
   if (text == "inf" && least == -infinite) return infinite;
   std::optional<double> value = parse_number(text);
   check_input(value.has_value() && *value >= least && (least == -infinite || *value <= 1e15),
-              "progress.{}: expected a number, found '{}'", name, visible(text));
+              "progress.{}: expected a number, found '{}'", name, escaped(text));
   return *value;
 }
 
@@ -57,7 +57,7 @@ bool Run::may_fail(const std::function<void()>& action) {
   try {
     action();
     return true;
-  } catch (const CommonFailure& failure) {
+  } catch (const CollectiveFailure& failure) {
     if (world_.is_root())
       progress_.say(formatted("not saved, and the run goes on: {}", failure.what()));
     return false;
@@ -75,7 +75,7 @@ void Run::save() {
 // A repeated step would save an equal checkpoint.
 bool Run::is_saved_already() {
   std::string there;
-  together(world_, [&] {
+  run_on_all_or_fail(world_, [&] {
     if (world_.is_root() && std::filesystem::exists(checkpoint_folder(step_))) there = "yes";
   });
   return !broadcast_text(world_, std::move(there)).empty();
@@ -96,7 +96,7 @@ void Run::save_now() {
     saved_step_ = step_;
     return;
   }
-  const checkpoint::SaveOptions how{.keep = options_.keep,
+  const checkpoint::SaveOptions how{.keep = options_.keep_checkpoints,
                                     .description = description(std::nullopt, false),
                                     .before_naming = fence()};
   model_.save(options_.out, state(), how, saver_ ? &*saver_ : nullptr);
@@ -139,7 +139,7 @@ checkpoint::TrainingState Run::state() const {
 
 std::optional<checkpoint::TrainingState> Run::shared_state() {
   std::string folder;
-  together(world_, [&] {
+  run_on_all_or_fail(world_, [&] {
     if (!world_.is_root()) return;
     auto found = is_continued_ ? folder_.newest_checkpoint() : folder_.find_checkpoint();
     if (found) folder = found->string();
@@ -177,11 +177,11 @@ void Run::check_same_data(const checkpoint::TrainingState& state) const {
       before == data_fingerprint_,
       "{}: expected the data that the checkpoint was made with ({}), found other data ({}); "
       "--allow-other-data goes on with it",
-      configuration_.data_text(), visible(before), data_fingerprint_);
+      configuration_.data_text(), escaped(before), data_fingerprint_);
 }
 
 void Run::restore(const checkpoint::TrainingState& state) {
-  together(world_, [&] {
+  run_on_all_or_fail(world_, [&] {
     check_progress(state);
     in_file(begins_from_ / "layout.json", [&] { restore_progress(state); });
   });

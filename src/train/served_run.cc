@@ -6,7 +6,7 @@
 #include "train/interrupt.h"
 #include "train/strategies.h"
 
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 #include <lockstep/module/named_parameters.h>
 #include <lockstep/optim/clipping.h>
 #include <lockstep/optim/gradient_transform.h>
@@ -53,11 +53,11 @@ RunLength share_steps(Group& all, const RunLength& own) {
   return {values[0], values[1]};
 }
 
-// If `failure` on rank 0 is not empty, throws CommonFailure with it on all ranks. Collective over
-// all ranks.
+// If `failure` on rank 0 is not empty, throws CollectiveFailure with it on all ranks. Collective
+// over all ranks.
 void share_failure(Group& all, const std::string& failure) {
   const std::string common = broadcast_text(all, failure);
-  if (!common.empty()) throw CommonFailure(common, 0);
+  if (!common.empty()) throw CollectiveFailure(common, 0);
 }
 
 // Returns the module's tensors that the servers do not have.
@@ -166,7 +166,7 @@ void WorkerStrategy::with_servers(const std::string& request, const std::functio
   worker_->request(request, [&] {
     try {
       both();
-    } catch (const CommonFailure&) {
+    } catch (const CollectiveFailure&) {
       failure = std::current_exception();
     }
   });
@@ -182,7 +182,8 @@ void WorkerStrategy::save(const std::filesystem::path& out, const checkpoint::Tr
 void WorkerStrategy::load(const std::filesystem::path& folder) {
   std::map<std::string, at::Tensor> of_other_kinds;
   with_servers(std::string(load_request) + folder.string(), [&] {
-    (void)checkpoint::load(folder, rest_, *nothing_, {.verify = false, .own = &of_other_kinds});
+    (void)checkpoint::load(folder, rest_, *nothing_,
+                           {.verify = false, .per_rank = &of_other_kinds});
   });
   world_.barrier().wait();  // until the servers have answered worker 0
   worker_->pull();
@@ -242,7 +243,7 @@ class ServedRun {
               torch::optim::Optimizer* optimizer) {
     try {
       save_or_load(text, parts, optimizer);
-    } catch (const CommonFailure&) {
+    } catch (const CollectiveFailure&) {
     }
   }
 
@@ -265,9 +266,9 @@ class ServedRun {
                 text);
     text.remove_prefix(load_request.size());
     std::map<std::string, at::Tensor> of_other_kinds;
-    first_step_ =
-        checkpoint::load(std::string(text), handle, own, {.verify = false, .own = &of_other_kinds})
-            .step;
+    first_step_ = checkpoint::load(std::string(text), handle, own,
+                                   {.verify = false, .per_rank = &of_other_kinds})
+                      .step;
   }
 
   const Options& options_;
@@ -320,7 +321,7 @@ Report run_on_servers(const Configuration& configuration, Group world,
   Report report;
   try {
     report = train_as(*workers, *worker);
-  } catch (const CommonFailure& error) {
+  } catch (const CollectiveFailure& error) {
     failure = error.what();
   }
   const bool is_attached = worker->is_attached();

@@ -59,7 +59,7 @@ class TaskReplicas : public DataParallelBase {
   std::shared_ptr<std::vector<Replica>> others_;
 };
 
-// --strategy dp: the devices are threads of one rank.
+// --strategy threads: the devices are threads of one rank.
 class DeviceStrategy : public TrainedModel {
  public:
   using TrainedModel::TrainedModel;
@@ -74,7 +74,7 @@ class DeviceStrategy : public TrainedModel {
 
   Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override {
     check_input(options_.devices == 1 || task_.make_replica().module != nullptr,
-                "--strategy dp: the task {} makes no replicas of its model "
+                "--strategy threads: the task {} makes no replicas of its model "
                 "(Task::make_replica()): train it with --ranks {}",
                 task_.name(), options_.devices);
     replicas_ = TaskReplicas(task_, module, options_.devices);
@@ -111,8 +111,8 @@ class CopyState : public parallel::WholeModuleState {
   // of all copies.
   CopyState(Group all, const ParallelModel& model)
       : WholeModuleState(
-            std::move(all), model.named_parameters(), [&model] { return model.parts_to_load(); },
-            Holds::parts),
+            std::move(all), model.named_parameters(),
+            [&model] { return model.mutable_state_parts(); }, Holds::parts),
         model_(model) {
     aborts(of(model));
   }
@@ -168,11 +168,11 @@ Handle& ElasticStrategy::make_handle(const std::shared_ptr<torch::nn::Module>& m
   Handle* handle = nullptr;
   if (is_divided()) {
     handle = &TrainedModel::make_handle(module);
-    slots_.emplace(options_.slots, model_);
+    slots_.emplace(options_.elastic_micro_batches, model_);
   } else {
     compose(module, mesh_.sub_mesh({std::string(tensor_axis)}));
     handle = &copy_.emplace(HandleState::handle_of(std::make_shared<CopyState>(world_, model_)));
-    slots_.emplace(facts_.learners, options_.slots, handle->parameters());
+    slots_.emplace(facts_.dp_group, options_.elastic_micro_batches, handle->parameters());
   }
   for (const Part& part : handle->state_parts())
     if (part.kind == PartKind::buffer) buffers_.push_back(part.tensor);
@@ -189,9 +189,9 @@ void ElasticStrategy::begin_buffers() {
 
 void ElasticStrategy::end_buffers() {
   if (buffers_.empty()) return;
-  if (facts_.learners.is_root()) copy_into(buffers_, after_);
+  if (facts_.dp_group.is_root()) copy_into(buffers_, after_);
   for (const at::Tensor& buffer : buffers_)
-    facts_.learners.broadcast(buffer, 0, {.tag = "buffers"}).wait();
+    facts_.dp_group.broadcast(buffer, 0, {.tag = "buffers"}).wait();
 }
 
 double ElasticStrategy::backward_slot(const Batch& rows, double share, std::int64_t step,
@@ -213,7 +213,7 @@ void ElasticStrategy::pass_for_others(const Batch& rows, optim::GradScaler& scal
 
 at::Tensor ElasticStrategy::backward(const StepRows& rows_of_step, optim::GradScaler& scaler) {
   const auto& [batch, of_all, step] = rows_of_step;
-  const std::int64_t slots = options_.slots;
+  const std::int64_t slots = options_.elastic_micro_batches;
   const std::vector<Batch> parts = micro_batches(batch, slots);
   const bool is_mean = are_equal(parts, slots);
   const auto rows = static_cast<double>(batch.data.size(0));
@@ -250,8 +250,8 @@ std::unique_ptr<TrainedModel> make_trained_model(const Configuration& configurat
                                                  const Group& world) {
   const Options& options = configuration.options;
   if (options.elastic) return std::make_unique<ElasticStrategy>(configuration, world);
-  if (has_own_copies(options)) return make_own_copies(configuration, world);
-  if (options.strategy == StrategyKind::dp)
+  if (has_local_updates(options)) return make_local_update_strategy(configuration, world);
+  if (options.strategy == StrategyKind::threads)
     return std::make_unique<DeviceStrategy>(configuration, world);
   return std::make_unique<TrainedModel>(configuration, world);
 }

@@ -1,5 +1,5 @@
 // The strategies other than the default of TrainedModel: --elastic, --local-sgd and --diloco,
-// --strategy dp and ps. Each is a TrainedModel; their options are in
+// --strategy threads and ps. Each is a TrainedModel; their options are in
 // strategy_options.cc. A run without these options needs only make_trained_model().
 #pragma once
 
@@ -24,7 +24,7 @@ namespace lockstep::train {
 [[nodiscard]] std::unique_ptr<TrainedModel> make_trained_model(const Configuration& configuration,
                                                                const Group& world);
 
-// Defined in own_copies_strategy.cc, for --local-sgd and --diloco: each rank trains its own copy.
+// Defined in local_update_strategy.cc, for --local-sgd and --diloco: each rank trains its own copy.
 // At steps where the model is evaluated or saved, the module temporarily has the combined model of
 // all ranks: the average of the copies, or DiLoCo's outer parameters. The training itself is not
 // affected.
@@ -32,8 +32,8 @@ namespace lockstep::train {
 // A checkpoint has the combined model and, per rank, its copy, the state of its optimizer, and the
 // state of averaging. A run with other ranks, or another strategy, begins with the combined model
 // and new optimizer states.
-[[nodiscard]] std::unique_ptr<TrainedModel> make_own_copies(const Configuration& configuration,
-                                                            const Group& world);
+[[nodiscard]] std::unique_ptr<TrainedModel> make_local_update_strategy(
+    const Configuration& configuration, const Group& world);
 
 // Defined in served_run.cc, for --strategy ps: the first ranks are workers, which train as in a run
 // without servers; the last ranks keep the parameters and their optimizer. Collective over `world`.
@@ -63,7 +63,7 @@ void check_mixtures(const Options& options, const Task& task, const MeshLayout& 
 [[nodiscard]] std::shared_ptr<CommunicationHook> hook_of_options(const Options& options);
 
 // Returns true if each rank trains its own copy.
-[[nodiscard]] inline bool has_own_copies(const Options& options) {
+[[nodiscard]] inline bool has_local_updates(const Options& options) {
   return options.local_sgd.period > 0 || options.diloco.inner_steps > 0;
 }
 
@@ -74,7 +74,7 @@ void check_mixtures(const Options& options, const Task& task, const MeshLayout& 
 // Returns Options::consistency or its default.
 [[nodiscard]] ps::Consistency consistency_of(const Options& options);
 
-// Returns --slots or its default.
+// Returns --elastic-micro-batches or its default.
 [[nodiscard]] std::int64_t slots_of(const Options& options);
 // Returns how many ranks compute one copy of the model together: the product of the axes of --mesh
 // that keep their sizes in all rounds, or 1 without --mesh.

@@ -3,8 +3,8 @@
 
 #include "base/check.h"
 #include "base/counted.h"
+#include "base/escaped.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "sys/topology.h"
 #include "train/option_table.h"
 
@@ -75,12 +75,13 @@ void declare_diloco(Settings& settings, DiLoCoOptions& diloco) {
 }
 
 void check_devices(const Options& options, int ranks) {
-  if (options.strategy != StrategyKind::dp) return;
-  check_input(options.devices > 0, "--strategy dp needs --devices, the threads that compute");
-  check_input(ranks == 1,
-              "--strategy dp: all devices are threads of one process, found {} ranks; processes "
-              "are --strategy ddp",
-              ranks);
+  if (options.strategy != StrategyKind::threads) return;
+  check_input(options.devices > 0, "--strategy threads needs --devices, the threads that compute");
+  check_input(
+      ranks == 1,
+      "--strategy threads: all devices are threads of one process, found {} ranks; processes "
+      "are --strategy ddp",
+      ranks);
 }
 
 void check_servers(const Options& options, int ranks) {
@@ -122,11 +123,11 @@ void check_elastic_mesh(const std::vector<MeshAxis>& mesh) {
     check_input(follows_the_ranks(axis) || axis.name == tensor_axis,
                 "--elastic works with the axes dp, fsdp and tp of --mesh, found --mesh {}: train "
                 "without --elastic, and go on by --resume when a rank was lost",
-                visible(mesh_text(mesh)));
+                escaped(mesh_text(mesh)));
     check_input(
         axis.name != tensor_axis || axis.size > 0,
         "--elastic: tp needs a fixed size, because the number of ranks changes, found --mesh {}",
-        visible(mesh_text(mesh)));
+        escaped(mesh_text(mesh)));
   }
 }
 
@@ -134,12 +135,14 @@ void check_elastic(const Options& options) {
   if (!options.elastic) return;
   check_elastic_mesh(options.mesh);
   const std::int64_t slots = slots_of(options);
-  check_input(options.batch >= slots,
-              "--batch {} has fewer rows than --slots {}: each slot needs at least one",
-              options.batch, slots);
+  check_input(
+      options.batch >= slots,
+      "--batch {} has fewer rows than --elastic-micro-batches {}: each slot needs at least one",
+      options.batch, slots);
   check_input(options.batch % slots == 0,
-              "--batch {} must be divisible by --slots {}; try --batch {} or {}", options.batch,
-              slots, options.batch / slots * slots, (options.batch / slots + 1) * slots);
+              "--batch {} must be divisible by --elastic-micro-batches {}; try --batch {} or {}",
+              options.batch, slots, options.batch / slots * slots,
+              (options.batch / slots + 1) * slots);
 }
 
 void check_diloco(const DiLoCoOptions& diloco) {
@@ -174,14 +177,14 @@ void declare_strategy(Settings& settings, Options& o) {
   settings.begin_group("Strategy");
   constexpr double most = 4096;
   settings.add({.name = "strategy",
-                .help = "ddp (every rank computes and updates; --shard divides the model), dp "
+                .help = "ddp (every rank computes and updates; --shard divides the model), threads "
                         "(devices of one process) or ps (parameter servers)",
                 .needs = {"shard none", "no mesh"}},
                o.strategy);
   settings.add({.name = "devices",
-                .help = "of dp: groups of cores, each with a copy of the model",
+                .help = "of threads: groups of cores, each with a copy of the model",
                 .most = most,
-                .needs = {"strategy dp"}},
+                .needs = {"strategy threads"}},
                o.devices);
   settings.add({.name = "servers",
                 .help = "of ps: ranks that keep the parameters; 0: one",
@@ -255,12 +258,12 @@ void declare_elastic(Settings& settings, Options& o) {
                           "no hook", "no local-sgd", "no diloco", "no sync-batch-norm", "no uneven",
                           "no reduce-in-step"}},
                o.elastic);
-  settings.add({.name = "slots",
+  settings.add({.name = "elastic-micro-batches",
                 .help = "with --elastic: micro-batches of a step, which the ranks divide; 0: the "
                         "most up to 8 that divide --batch",
                 .most = most_slots,
                 .needs = {"elastic"}},
-               o.slots);
+               o.elastic_micro_batches);
 }
 
 void check_strategy(const Options& options, int ranks) {
@@ -269,8 +272,8 @@ void check_strategy(const Options& options, int ranks) {
       options.strategy != StrategyKind::ps || options.sharding.compute_dtype != at::kHalf,
       "--strategy ps with --precision fp16: the servers do not know the scale of gradients: "
       "expected --precision bf16 or fp32");
-  const bool has_own_copies = options.local_sgd.period > 0 || options.diloco.inner_steps > 0;
-  check_input(!has_own_copies || options.sharding.compute_dtype != at::kHalf,
+  const bool has_local_updates = options.local_sgd.period > 0 || options.diloco.inner_steps > 0;
+  check_input(!has_local_updates || options.sharding.compute_dtype != at::kHalf,
               "--local-sgd and --diloco with --precision fp16: each rank would scale its own loss, "
               "and a checkpoint keeps one scale: expected --precision bf16 or fp32");
   check_devices(options, ranks);
@@ -288,7 +291,7 @@ HookOptions parse_hook(std::string_view text) {
     throw BadInput(
         formatted("expected none, bf16, fp16, powersgd:RANK, bf16+powersgd:RANK or "
                   "fp16+powersgd:RANK, found '{}'",
-                  visible(text)));
+                  escaped(text)));
   };
   HookOptions hook;
   if (text == "none") return hook;
@@ -330,7 +333,7 @@ void check_mixtures(const Options& options, const Task& task, const MeshLayout& 
               "--elastic: the task {} has experts, and ranks that compute or keep a model together "
               "would count the tokens of all of them: expected neither --shard nor --mesh tp",
               task.name());
-  if (has_own_copies(options)) return;
+  if (has_local_updates(options)) return;
   for (const auto& [is_given, name] :
        {std::pair(options.hook.is_given(), "--hook"), std::pair(options.uneven, "--uneven")})
     check_input(!is_given || layout.ranks() == 1,
@@ -350,7 +353,7 @@ std::shared_ptr<CommunicationHook> hook_of_options(const Options& options) {
 
 std::int64_t slots_of(const Options& options) {
   constexpr std::int64_t most = 8;
-  if (options.slots > 0) return options.slots;
+  if (options.elastic_micro_batches > 0) return options.elastic_micro_batches;
   std::int64_t slots = std::min(most, options.batch);
   while (slots > 1 && options.batch % slots != 0) --slots;
   return slots;
@@ -383,10 +386,10 @@ std::vector<MeshAxis> axes_of_round(std::vector<MeshAxis> axes, int ranks) {
 }
 
 Options elastic_options(Options options) {
-  options.slots = slots_of(options);
+  options.elastic_micro_batches = slots_of(options);
   if (options.threads == 0)
-    options.threads =
-        static_cast<int>(std::max<std::int64_t>(1, sys::usable_cores() / options.slots));
+    options.threads = static_cast<int>(
+        std::max<std::int64_t>(1, sys::usable_cores() / options.elastic_micro_batches));
   return options;
 }
 

@@ -8,7 +8,7 @@
 #include "train/run.h"
 #include "train/strategies.h"
 
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <ATen/Parallel.h>
 
@@ -41,7 +41,7 @@ Report train_by(const Configuration& configuration, Group world, TrainedModel& m
   std::optional<Run> run(std::in_place, configuration, std::move(world), model, in);
   try {
     return to_the_end(*run);
-  } catch (const CommonFailure&) {
+  } catch (const CollectiveFailure&) {
     run.reset();
     throw;
   }
@@ -52,7 +52,7 @@ Report train_locally(const Configuration& configuration, const Group& world,
   auto model = make_trained_model(configuration, world);
   try {
     return train_by(configuration, world, *model, in);
-  } catch (const CommonFailure&) {
+  } catch (const CollectiveFailure&) {
     model.reset();
     throw;
   }
@@ -62,7 +62,7 @@ Report train_locally(const Configuration& configuration, const Group& world,
 
 Report train(Configuration& configuration, Group world) {
   Options& options = configuration.options;
-  together(world, [&] { check_run(configuration, world.size()); });
+  run_on_all_or_fail(world, [&] { check_run(configuration, world.size()); });
   if (options.elastic) options = elastic_options(options);
   if (options.strategy == StrategyKind::ps)
     return run_on_servers(configuration, std::move(world), [&](Group workers, TrainedModel& model) {
@@ -90,14 +90,14 @@ std::optional<Report> train_elastically(Configuration& configuration,
   };
   const int of_a_model = ranks_of_a_model(given);
   const LoopOptions loop{.init = {.device = "cpu"},
-                         .reserve = true,
+                         .hot_spares = true,
                          .ranks_wanted = [&](int there) { return there / of_a_model * of_a_model; },
                          // It must end together with the others, which save first.
                          .while_waiting = [] { return std::make_shared<Interrupt>(); },
                          .prepare = prepare};
-  const bool is_done = run_rounds(loop, [&](Round& round) {
+  const bool is_done = run_rendezvous_rounds(loop, [&](Round& round) {
     begins(round.group());
-    together(round.group(), [&] { check_run(configuration, round.group().size()); });
+    run_on_all_or_fail(round.group(), [&] { check_run(configuration, round.group().size()); });
     given = elastic_options(given);
     report = train_locally(configuration, round.group(),
                            {.round = &round, .has_data = &has_data, .begun = &begun});

@@ -238,7 +238,7 @@ TEST_F(AsyncSaves, ThatFailAreReportedOnAllRanksAndTheNextOneSucceeds) {
     trained.train();
     trained.save_by(saver, out.path());
     trained.train();
-    test::expect_contains(test::message_of<CommonFailure>([&] { saver.wait(); }),
+    test::expect_contains(test::message_of<CollectiveFailure>([&] { saver.wait(); }),
                           "Input/output error");
     group.barrier().wait();
     is_broken = false;

@@ -237,7 +237,7 @@ TEST_F(Collectives, OfAGroupKeepTensorsThatAnotherStreamWaitsFor) {
   });
 }
 
-// 257 is no bfloat16: an engine that rounds at every addition never leaves 256.
+// 257 is no bfloat16: a backend that rounds at every addition never leaves 256.
 TEST_F(Collectives, OfAGroupSumInTheDtypeUnlessFloatSumsAreAsked) {
   for (const bool float_sums : {false, true}) {
     const auto store = std::make_shared<MemoryStore>();
@@ -382,7 +382,7 @@ TEST_F(FailedCollectives, EndByAbort) {
                [](Group& group, c10::Device) { group.abort("rank 1 gives up"); });
 }
 
-// Groups of an engine that moves host memory; the ranks share a device.
+// Groups of a backend that moves host memory; the ranks share a device.
 class Staged : public AcceleratorTest {};
 
 TEST_F(Staged, OutputsComeAfterWhatTheirMemoryWasGivenBeforeThePost) {

@@ -51,8 +51,8 @@ std::int64_t peak_of_dividing(bool is_deferred) {
   std::int64_t peak = 0;
   run_ranks(2, [&](const Group& group, c10::Device own) {
     const auto make = [] {
-      return models::Gpt(
-          models::GptOptions{.layers = 8, .heads = 2, .width = 128, .block = 16, .vocabulary = 32});
+      return models::Gpt(models::GptOptions{
+          .layers = 8, .heads = 2, .hidden_size = 128, .context_length = 16, .vocabulary = 32});
     };
     const dispatch::ThreadGenerator generator(7);
     models::Gpt model = is_deferred ? deferred(make) : make();

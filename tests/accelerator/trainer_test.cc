@@ -226,7 +226,7 @@ TEST_F(TrainerOnDevice, ADeferredModelTrainsAsOneWithMemory) {
   RunSetup run = setup();
   run.width = 128;  // large enough to be deferred
   const Rows expected = trained_on_cpu(run);
-  run.deferred = true;
+  run.deferred_init = true;
   for (const char* mesh : {"fsdp=2", "fsdp=2,tp=2"}) {
     RunSetup here = run;
     here.out += mesh;

@@ -48,7 +48,8 @@ Values train(models::Mlp& model, Parallel& handle, int rank, at::ScalarType dtyp
   return on_cpu(handle);
 }
 
-Program data_parallel(DataParallelOptions (*options)(), at::ScalarType dtype = at::kFloat) {
+Program data_parallel(DistributedDataParallelOptions (*options)(),
+                      at::ScalarType dtype = at::kFloat) {
   return [=](Group group, c10::Device device) {
     auto model = model_on(device, dtype);
     DistributedDataParallel ddp(model, group, options());
@@ -106,11 +107,13 @@ Values train_diloco(Group group, c10::Device device) {
   return train(model, diloco, group.rank(), at::kFloat, [&] { diloco.step(); });
 }
 
-DataParallelOptions small_buckets() { return {.bucket_bytes = 600, .first_bucket_bytes = 600}; }
-DataParallelOptions in_place() { return {.in_place_bytes = 256}; }
-DataParallelOptions unused() { return {.find_unused_parameters = true}; }
-DataParallelOptions bf16_hook() { return {.hook = bf16_compression()}; }
-DataParallelOptions power_hook() {
+DistributedDataParallelOptions small_buckets() {
+  return {.bucket_bytes = 600, .first_bucket_bytes = 600};
+}
+DistributedDataParallelOptions in_place() { return {.in_place_bytes = 256}; }
+DistributedDataParallelOptions unused() { return {.find_unused_parameters = true}; }
+DistributedDataParallelOptions bf16_hook() { return {.hook = bf16_compression()}; }
+DistributedDataParallelOptions power_hook() {
   return {.hook = power_sgd({.rank = 2, .start_step = 1, .min_compression_rate = 1})};
 }
 

@@ -23,7 +23,7 @@ TEST_F(BenchCollectives, EveryOperationIsARowForEachSizeAndKindOfMemory) {
   auto rows = rows_of("collectives --ranks 3 --from 1 --to 4KiB --factor 4096" + every_op + brief);
   std::set<std::pair<std::string, std::string>> seen;
   for (const json& row : rows) {
-    EXPECT_EQ(row.at("engine"), "shm");
+    EXPECT_EQ(row.at("backend"), "shm");
     EXPECT_EQ(row.at("ranks"), 3);
     EXPECT_EQ(row.at("bytes").get<int>() % (3 * sizeof(float)), 0) << row;
     EXPECT_GT(row.at("min_s").get<double>(), 0) << row;
@@ -48,13 +48,14 @@ TEST_F(BenchCollectives, SizesGoFromOneToAnotherByAFactor) {
   EXPECT_EQ(sizes, (std::vector{1024, 4096, 16384}));
 }
 
-TEST_F(BenchCollectives, EnginesTakeTurns) {
-  auto help = bench("collectives --engine nothing 2>&1");
+TEST_F(BenchCollectives, BackendsTakeTurns) {
+  auto help = bench("collectives --backend nothing 2>&1");
   if (help.output.find("gloo") == std::string::npos) GTEST_SKIP() << "Gloo is not in this build";
   std::multiset<std::pair<std::string, std::string>> seen;
-  for (const json& row : rows_of(
-           "collectives --engine gloo,shm --from 4KiB --to 4KiB --op all_reduce,broadcast" + brief))
-    seen.emplace(row.at("engine"), row.at("memory"));
+  for (const json& row :
+       rows_of("collectives --backend gloo,shm --from 4KiB --to 4KiB --op all_reduce,broadcast" +
+               brief))
+    seen.emplace(row.at("backend"), row.at("memory"));
   EXPECT_EQ(seen.size(), 2 * (1 + 2));
   EXPECT_EQ(seen.count({"gloo", "ordinary"}), 2);
   EXPECT_EQ(seen.count({"shm", "arena"}), 2);

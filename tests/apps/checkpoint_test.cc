@@ -21,9 +21,10 @@ class SavedCheckpoints : public testing::Test {
   void SetUp() override {
     if (!std::filesystem::exists(program("lockstep-train")))
       GTEST_SKIP() << "lockstep-train was not built";
-    const ShellResult trained = run(
-        "train mlp --out mine --steps 6 --save-every 2 --keep 0 --layers 2 --width 8 --threads 1 "
-        "--async-save --ranks 2");
+    const ShellResult trained =
+        run("train mlp --out mine --steps 6 --save-every 2 --keep-checkpoints 0 --layers 2 --width "
+            "8 --threads 1 "
+            "--async-save --ranks 2");
     ASSERT_EQ(trained.exit_code, 0) << trained.output;
   }
 

@@ -79,7 +79,7 @@ TEST_P(SharedFailure, OfARankThatEndsWellBeforeInitIsSeenAtOnce) {
   expect_words(run.error, {"rank 1 ended (exit code 0) before all ranks had met in init()"});
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, SharedFailure, testing::Values("shm", "gloo"),
+INSTANTIATE_TEST_SUITE_P(Backends, SharedFailure, testing::Values("shm", "gloo"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

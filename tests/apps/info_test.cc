@@ -14,7 +14,7 @@ TEST(LockstepInfo, SaysWhatTheBuildHasAndTheMachineOffers) {
   const Finished info = lockstep_command({"info"});
   EXPECT_EQ(info.status.code, 0);
   for (const char* words :
-       {"This build\n", "This machine\n", "engines", "libtorch", "simd", "memory free", "pidfd"})
+       {"This build\n", "This machine\n", "backends", "libtorch", "simd", "memory free", "pidfd"})
     EXPECT_NE(info.output.find(words), std::string::npos) << words;
 }
 
@@ -26,10 +26,10 @@ TEST(LockstepInfo, IsAlsoOneJsonObject) {
   EXPECT_GT(facts.at("machine").at("memory_bytes").get<std::int64_t>(), 0);
   EXPECT_EQ(facts.at("machine").at("memfd"), true);
   EXPECT_EQ(facts.at("build").at("compiler").get<std::string>().empty(), false);
-  const auto engines = facts.at("build").at("engines").get<std::set<std::string>>();
-  const bool over_nodes = engines.contains("gloo") || engines.contains("mpi");
-  EXPECT_EQ(engines.contains("hierarchical"), over_nodes);
-  EXPECT_FALSE(engines.contains("nccl") && facts.at("build").at("cuda") == false);
+  const auto backends = facts.at("build").at("backends").get<std::set<std::string>>();
+  const bool over_nodes = backends.contains("gloo") || backends.contains("mpi");
+  EXPECT_EQ(backends.contains("hierarchical"), over_nodes);
+  EXPECT_FALSE(backends.contains("nccl") && facts.at("build").at("cuda") == false);
 }
 
 TEST(LockstepInfo, AnUnknownOptionSuggestsTheNearest) {

@@ -37,7 +37,7 @@ std::string some_record(int rank, Random& random) {
              progress[below(random, progress.size())] + "\", \"where\": \"train.cc:8\"}";
   }
   return "{\"lockstep_flight_record\": 1, \"rank\": " + std::to_string(rank) +
-         ", \"size\": 3, \"engine\": \"shm\", \"host\": \"a\", \"pid\": 7, \"written\": 1020.0, "
+         ", \"size\": 3, \"backend\": \"shm\", \"host\": \"a\", \"pid\": 7, \"written\": 1020.0, "
          "\"calls_ever\": 3, \"groups\": [{\"name\": \"world\", \"members\": [0, 1, 2], "
          "\"failure\": \"x\\u001b[31m\"}], \"calls\": [" +
          calls + "]}";

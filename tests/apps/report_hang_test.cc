@@ -47,7 +47,7 @@ struct HangReport : testing::Test {
     write("flight-rank-" + std::to_string(rank) + ".json",
           "{\"lockstep_flight_record\": 1, \"rank\": " + std::to_string(rank) +
               ", \"size\": " + std::to_string(size) +
-              ", \"engine\": \"shm\", \"host\": \"here\", \"pid\": 7, \"written\": 1020.0, "
+              ", \"backend\": \"shm\", \"host\": \"here\", \"pid\": 7, \"written\": 1020.0, "
               "\"groups\": [{\"name\": \"world\", \"members\": [" +
               members + "]}, {\"name\": \"pair\", \"members\": [0, 1]}], \"calls\": [" + all +
               "]}");
@@ -75,7 +75,7 @@ struct HangReport : testing::Test {
 
 TEST_F(HangReport, NamesThePeersOfAPartByTheirNumbersInTheWorld) {
   write("flight-rank-3.json",
-        "{\"lockstep_flight_record\": 1, \"rank\": 3, \"size\": 4, \"engine\": \"shm\", "
+        "{\"lockstep_flight_record\": 1, \"rank\": 3, \"size\": 4, \"backend\": \"shm\", "
         "\"host\": \"here\", \"pid\": 7, \"written\": 1020.0, \"groups\": [{\"name\": "
         "\"world/split#1/1\", \"members\": [1, 3]}], \"calls\": [" +
             call(1, message("recv", 0), 1, 5, "waiting") + "]}");
@@ -164,7 +164,7 @@ TEST_F(HangReport, FilesThatAreNoRecordsAreOneLineEachAndTheOthersAreRead) {
 // Makes a record of rank 0 of 2 with one of its values replaced.
 std::string record_with(const std::string& from, const std::string& to) {
   std::string text =
-      R"({"lockstep_flight_record": 1, "rank": 0, "size": 2, "engine": "shm", "host": "here",)"
+      R"({"lockstep_flight_record": 1, "rank": 0, "size": 2, "backend": "shm", "host": "here",)"
       R"( "written": 1020.0, "groups": [{"name": "world", "members": [0, 1]}], "calls": [{)"
       R"("number": 1, "group": 0, "sequence": 1, "call": "broadcast", "root": 0, "dtype": "Float",)"
       R"( "elements": 7, "tag": "", "posted": 1000.0, "progress": "waiting", "where": "a.cc:8"}]})";
@@ -229,7 +229,7 @@ TEST_F(HangReport, ManyGroupsTakeLinearTime) {
   for (int rank = 0; rank < 2; ++rank) {
     std::string text =
         "{\"lockstep_flight_record\": 1, \"rank\": " + std::to_string(rank) +
-        ", \"size\": 2, \"engine\": \"shm\", \"host\": \"a\", \"written\": 1020.0, \"groups\": [";
+        ", \"size\": 2, \"backend\": \"shm\", \"host\": \"a\", \"written\": 1020.0, \"groups\": [";
     for (int i = 0; i < groups; ++i)
       text += (i > 0 ? ", " : "") + std::string("{\"name\": \"group ") + std::to_string(i) +
               "\", \"members\": [0, 1], \"failure\": \"lost\"}";

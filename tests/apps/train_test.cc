@@ -99,7 +99,7 @@ TEST_F(TrainProgram, TrainsOnServersAndOnDevices) {
   const std::string servers = " --strategy ps --servers 1 --workers 3";
   for (const std::string& how :
        {servers, servers + " --staleness 4", servers + " --consistency asynchronous",
-        std::string(" --strategy dp --devices 2")}) {
+        std::string(" --strategy threads --devices 2")}) {
     static int number = 0;
     ShellResult run =
         shell(program("lockstep-train") + tiny_gpt(std::to_string(++number)) + how + " 2>&1");
@@ -324,7 +324,7 @@ TEST_F(TrainProgram, ASignalWhileItEvaluatesSavesInTime) {
     std::ofstream text(folder_ / "text.txt");
     for (int i = 0; i < 60'000; ++i) text << "abacus banana cab, abacus banana cab\n";
   }
-  for (const char* how : {" -n 2 --grace 20s", "", " --strategy dp --devices 2"}) {
+  for (const char* how : {" -n 2 --grace 20s", "", " --strategy threads --devices 2"}) {
     std::filesystem::remove_all(out());
     ShellResult run = shell(
         program("lockstep-train") + " gpt --data " + (folder_ / "text.txt").string() + " --out " +

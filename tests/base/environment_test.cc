@@ -70,12 +70,12 @@ TEST_F(Environment, AMessageSaysNameExpectedAndFound) {
 }
 
 TEST_F(Environment, OneOfSuggests) {
-  constexpr std::array<std::string_view, 2> engines{"shm", "gloo"};
-  EXPECT_FALSE(environment::one_of(name, engines));
+  constexpr std::array<std::string_view, 2> backends{"shm", "gloo"};
+  EXPECT_FALSE(environment::one_of(name, backends));
   set("gloo");
-  EXPECT_EQ(environment::one_of(name, engines), "gloo");
+  EXPECT_EQ(environment::one_of(name, backends), "gloo");
   set("glo");
-  EXPECT_EQ(message([&] { (void)environment::one_of(name, engines); }),
+  EXPECT_EQ(message([&] { (void)environment::one_of(name, backends); }),
             "LOCKSTEP_TEST_VARIABLE: unknown value 'glo'; did you mean 'gloo'?");
 }
 

@@ -169,7 +169,7 @@ class Collectives(Case):
         for peer in MPIS:
             self.assertEqual({row["op"] for row in rows if row["backend"] == peer}, set(EVERY_OP.split(",")))
 
-    def test_our_engine_mpi_is_a_peer(self):
+    def test_our_backend_mpi_is_a_peer(self):
         if "openmpi" not in MPIS:
             self.skipTest("Open MPI is not installed under Debian's names")
         rows = self.rows("collectives", "--peers", "lockstep-mpi", "--sizes", "4KiB", *BRIEF)

@@ -106,7 +106,7 @@ TEST(AsyncContent, OfAnExpandedTensorIsNotLoaded) {
     CollectionTraining training(2, group), other(7, group);
     save(out.path(), training.handle, training.sgd, {.step = 1});
     const at::Tensor before = other.model.named_parameters()["plain"].detach().clone();
-    test::expect_words(test::message_of<CommonFailure>(
+    test::expect_words(test::message_of<CollectiveFailure>(
                            [&] { load(out / "step-00000001", other.handle, other.sgd); }),
                        {"repeated", "found an expanded one"});
     EXPECT_TRUE(other.model.named_parameters()["plain"].equal(before));
@@ -240,7 +240,7 @@ TEST(AsyncContent, IsNotWhatAnotherThreadWritesNext) {
 // The first save completes and remains; the error of the second one is thrown by the third.
 TEST(AsyncContent, OfTheFirstOfTwoSavesStaysWhereTheSecondFindsNoRoom) {
   TemporaryFolder out;
-  test::run_group(test::Engine::shm, 2, [&](Group group) {
+  test::run_group(test::BackendKind::shm, 2, [&](Group group) {
     Training training(ShardLevel::full, "adamw", group);
     AsyncSaver saver(group);
     const auto save_next = [&] {
@@ -254,7 +254,7 @@ TEST(AsyncContent, OfTheFirstOfTwoSavesStaysWhereTheSecondFindsNoRoom) {
       save_next();
       while (saver.is_writing()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    test::expect_words(test::message_of<CommonFailure>(save_next),
+    test::expect_words(test::message_of<CollectiveFailure>(save_next),
                        {"reserving ", "File too large"});
     EXPECT_EQ(names_in(out.path()), std::vector<std::string>{"step-00000001"});
     saver.save(out.path(), training.handle, *training.optimizer, {.step = training.steps});
@@ -269,7 +269,7 @@ TEST(AsyncContent, OfTheFirstOfTwoSavesStaysWhereTheSecondFindsNoRoom) {
 TEST(AsyncContent, IsWholeWhereARankIsKilledWhileItIsWritten) {
   for (int killed : {0, 2}) {
     TemporaryFolder out;
-    test::RankRendezvous place(test::Engine::shm, 3);
+    test::RankRendezvous place(test::BackendKind::shm, 3);
     test::RankProcesses ranks(3, [&](int rank) {
       Group group = place.join(rank);
       Training training(ShardLevel::full, "adamw", group);

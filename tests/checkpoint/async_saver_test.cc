@@ -34,7 +34,7 @@ namespace lockstep::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-using test::Engine;
+using test::BackendKind;
 using test::expect_same_files;
 using test::names_in;
 using test::TemporaryFolder;
@@ -54,7 +54,7 @@ TEST_P(EveryStrategyAsync, WhatIsSavedIsWhatWasThereAtTheCall) {
     for (const char* optimizer : {"our_adamw", "momentum"}) {
       SCOPED_TRACE(test::name_of(level));
       TemporaryFolder later, at_once;
-      test::run_group(Engine::shm, GetParam(), [&](Group group) {
+      test::run_group(BackendKind::shm, GetParam(), [&](Group group) {
         Training training(level, optimizer, group);
         torch::manual_seed(7 + group.rank());
         AsyncSaver saver(group);
@@ -165,7 +165,7 @@ TEST(AsyncSaver, TheNextSaveWaitsForTheOneBefore) {
 
 TEST(AsyncSaver, AnErrorIsThrownByTheNextSaveOrByWaiting) {
   TemporaryFolder out;
-  test::run_group(Engine::shm, 3, [&](Group group) {
+  test::run_group(BackendKind::shm, 3, [&](Group group) {
     Training training(ShardLevel::full, "adamw", group);
     AsyncSaver saver(group);
     const auto save_to_full_disk = [&] {
@@ -176,18 +176,18 @@ TEST(AsyncSaver, AnErrorIsThrownByTheNextSaveOrByWaiting) {
     };
     const std::vector<std::string> words = {"rank 0 on host ", "reserving ", "File too large"};
     save_to_full_disk();
-    test::expect_words(test::message_of<CommonFailure>([&] { saver.wait(); }), words);
+    test::expect_words(test::message_of<CollectiveFailure>([&] { saver.wait(); }), words);
     saver.wait();  // the error was thrown before
     save_to_full_disk();
     training.step();
     test::expect_words(
-        test::message_of<CommonFailure>([&] { save_by(saver, out.path(), training); }), words);
+        test::message_of<CollectiveFailure>([&] { save_by(saver, out.path(), training); }), words);
     save_by(saver, out.path(), training, {.keep = 1});
     saver.wait();
     EXPECT_EQ(names_in(out.path()), std::vector<std::string>{"step-00000003"});
     // Errors that are known at the call are thrown by the call.
     test::expect_words(
-        test::message_of<CommonFailure>([&] { save_by(saver, out.path(), training); }),
+        test::message_of<CollectiveFailure>([&] { save_by(saver, out.path(), training); }),
         {"step-00000003: exists already"});
   });
   verify(out / "step-00000003");
@@ -226,7 +226,7 @@ void refuse_threads() {
 TEST(AsyncSaver, WhereOneRankHasNoThreadAllAreTold) {
   for (int without : {0, 2}) {
     TemporaryFolder out;
-    test::run_group(Engine::shm, 3, [&](Group group) {
+    test::run_group(BackendKind::shm, 3, [&](Group group) {
       Training training(ShardLevel::full, "adamw", group);
       AsyncSaver saver(group);
       training.step();
@@ -236,7 +236,7 @@ TEST(AsyncSaver, WhereOneRankHasNoThreadAllAreTold) {
       training.step();
       for (int i = 0; i < 2; ++i) {  // the group stays usable
         test::expect_words(
-            test::message_of<CommonFailure>([&] { save_by(saver, out.path(), training); }),
+            test::message_of<CollectiveFailure>([&] { save_by(saver, out.path(), training); }),
             {"rank " + std::to_string(without) + " on host ", "starting the thread checkpoint",
              "Resource temporarily unavailable"});
         EXPECT_FALSE(saver.is_writing());
@@ -253,8 +253,9 @@ TEST(AsyncSaver, AHandleOfAnotherGroupIsRefused) {
   run_as_threads(2, [&](Group group) {
     AsyncSaver saver(group);
     Training alone(std::nullopt, "sgd", Group());
-    test::expect_words(test::message_of<CommonFailure>([&] { save_by(saver, out.path(), alone); }),
-                       {"expected a handle of the group that it was made for", "rank 0 of 1"});
+    test::expect_words(
+        test::message_of<CollectiveFailure>([&] { save_by(saver, out.path(), alone); }),
+        {"expected a handle of the group that it was made for", "rank 0 of 1"});
   });
 }
 
@@ -270,7 +271,7 @@ TEST(AsyncSaver, AHandleOfOtherRanksIsRefusedOnAllRanks) {
       Training training(std::nullopt, "sgd", *first);
       std::optional<Training> strange;
       if (world.rank() == 0) strange.emplace(std::nullopt, "sgd", *other);
-      test::expect_words(test::message_of<CommonFailure>(
+      test::expect_words(test::message_of<CollectiveFailure>(
                              [&] { save_by(saver, out.path(), strange ? *strange : training); }),
                          {"expected a handle of the group that it was made for"});
       save_by(saver, out.path(), training);

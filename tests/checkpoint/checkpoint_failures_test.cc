@@ -35,7 +35,7 @@ namespace lockstep::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-using test::Engine;
+using test::BackendKind;
 using test::names_in;
 using test::TemporaryFolder;
 using test::Training;
@@ -64,14 +64,14 @@ TEST(SavingFails, OnTheRankWhoseDiskIsFull) {
   for (int full : {0, 2}) {
     TemporaryFolder out, notes;
     test::go_on(out.path(), std::nullopt, "adamw", 1, 1);
-    test::run_group(Engine::shm, 3, [&](Group group) {
+    test::run_group(BackendKind::shm, 3, [&](Group group) {
       Training training(ShardLevel::full, "adamw", group);
       training.load(out.path());
       training.step();
       std::optional<test::SmallDisk> disk;
       if (group.rank() == full) disk.emplace(300);
       note(notes.path(), group.rank(),
-           test::message_of<CommonFailure>([&] { training.save(out.path()); }));
+           test::message_of<CollectiveFailure>([&] { training.save(out.path()); }));
       group.barrier().wait();  // rank 0 has removed the partial checkpoint
       EXPECT_EQ(names_in(out.path()), only_the_first);
       group.barrier().wait();
@@ -91,7 +91,7 @@ TEST(SavingFails, OnTheRankWhoseDiskIsFull) {
 // other clients.
 TEST(SavingFails, SpaceIsReservedBeforeAnotherRankOpensTheFile) {
   TemporaryFolder out;
-  test::run_group(Engine::shm, 2, [&](Group group) {
+  test::run_group(BackendKind::shm, 2, [&](Group group) {
     Training training(ShardLevel::full, "adamw", group);
     training.step();
     rlimit files{};
@@ -103,7 +103,8 @@ TEST(SavingFails, SpaceIsReservedBeforeAnotherRankOpensTheFile) {
       const rlimit none{.rlim_cur = 0, .rlim_max = files.rlim_max};
       ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
     }
-    const std::string line = test::message_of<CommonFailure>([&] { training.save(out.path()); });
+    const std::string line =
+        test::message_of<CollectiveFailure>([&] { training.save(out.path()); });
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &files), 0);
     test::expect_words(line, {"rank 0 on host ", "reserving ", "File too large"});
   });
@@ -132,9 +133,10 @@ TEST(SavingFails, OnAFullDiskUntilThereIsRoomAgain) {
       Training training(ShardLevel::full, "adamw", group);
       training.load(out.path());
       training.step();
-      test::expect_words(test::message_of<CommonFailure>([&] { (void)training.save(out.path()); }),
-                         {"rank 0 on host ", "step-00000002: needs ", " are free there",
-                          "No space left on device"});
+      test::expect_words(
+          test::message_of<CollectiveFailure>([&] { (void)training.save(out.path()); }),
+          {"rank 0 on host ", "step-00000002: needs ", " are free there",
+           "No space left on device"});
       group.barrier().wait();
       if (group.is_root()) {
         EXPECT_EQ(names_in(out.path()), (std::vector<std::string>{"filler", "step-00000001"}));
@@ -158,14 +160,15 @@ TEST(SavingFails, WhereTheFolderCannotBeWritten) {
   fs::permissions(folder.path(), fs::perms{0755});
   fs::permissions(out, fs::perms{0555});
   fs::permissions(notes.path(), fs::perms{0777});
-  test::run_group(Engine::shm, 3, [&](Group group) {
+  test::run_group(BackendKind::shm, 3, [&](Group group) {
     Training training(ShardLevel::full, "sgd", group);
     training.load(out);
     training.step();
     constexpr uid_t nobody = 65534;
     if (::geteuid() == 0) ASSERT_EQ(::seteuid(nobody), 0);  // root may write read-only files
-    note(notes.path(), group.rank(), test::message_of<CommonFailure>([&] { training.save(out); }));
-    test::expect_words(test::message_of<CommonFailure>(
+    note(notes.path(), group.rank(),
+         test::message_of<CollectiveFailure>([&] { training.save(out); }));
+    test::expect_words(test::message_of<CollectiveFailure>(
                            [&] { save_model(out / "model.safetensors", training.handle); }),
                        {"rank 0 on host ", "Permission denied"});
   });
@@ -178,11 +181,11 @@ TEST(SavingFails, WhereTheFolderCannotBeWritten) {
 TEST(SavingFails, WhereAModelsFolderIsNotThere) {
   TemporaryFolder folder;
   std::ofstream(folder / "file");
-  test::run_group(Engine::local, 2, [&](Group group) {
+  test::run_group(BackendKind::local, 2, [&](Group group) {
     Training training(ShardLevel::full, "sgd", group);
     for (const char* name : {"none", "file"})
       test::expect_words(
-          test::message_of<CommonFailure>(
+          test::message_of<CollectiveFailure>(
               [&] { save_model(folder / name / "model.safetensors", training.handle); }),
           {(folder / name).string() + ": expected a folder to save a model in, found none"});
   });
@@ -240,7 +243,7 @@ TEST(SavingFails, WhereARankIsKilled) {
   for (int round = 0; round < 8; ++round) {
     TemporaryFolder out;
     const int killed = round % 3;
-    test::RankRendezvous place(Engine::shm, 3);
+    test::RankRendezvous place(BackendKind::shm, 3);
     test::RankProcesses ranks(3, [&](int rank) {
       Group group = place.join(rank);
       Training training(round % 2 == 0 ? test::Level(ShardLevel::full) : std::nullopt, "adamw",
@@ -252,7 +255,7 @@ TEST(SavingFails, WhereARankIsKilled) {
         }
       } catch (const Error& error) {
         EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
-        EXPECT_EQ(dynamic_cast<const CommonFailure*>(&error), nullptr) << error.what();
+        EXPECT_EQ(dynamic_cast<const CollectiveFailure*>(&error), nullptr) << error.what();
       }
     });
     auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(15);

@@ -63,7 +63,7 @@ TEST(KilledWhileSaving, TheNewestCheckpointIsOneThatWasSaved) {
   int in_the_middle = 0;
   for (int round = 0; round < rounds(); ++round) {
     TemporaryFolder out;
-    test::RankRendezvous place(test::Engine::shm, ranks);
+    test::RankRendezvous place(test::BackendKind::shm, ranks);
     test::RankProcesses processes(
         ranks, [&](int rank) { save_for_ever(out.path(), place.join(rank), round); });
     const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(15);

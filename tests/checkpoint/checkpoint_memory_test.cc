@@ -110,7 +110,7 @@ RankReport train_on(const fs::path& out, int layers, int ranks, bool is_deferred
   std::vector<std::unique_ptr<test::MemoryLimit>> limits;
   for (int rank = 0; rank < ranks && limit_bytes > 0; ++rank)
     limits.push_back(std::make_unique<test::MemoryLimit>(limit_bytes, rank));
-  test::RankRendezvous place(test::Engine::shm, ranks, std::chrono::seconds(25));
+  test::RankRendezvous place(test::BackendKind::shm, ranks, std::chrono::seconds(25));
   test::RankProcesses processes(ranks, [&](int rank) {
     if (!limits.empty()) limits[static_cast<std::size_t>(rank)]->join();
     at::set_num_threads(1);

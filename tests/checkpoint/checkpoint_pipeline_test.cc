@@ -24,7 +24,7 @@ namespace lockstep::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-using test::Engine;
+using test::BackendKind;
 using test::TemporaryFolder;
 
 constexpr int piped_blocks = 8;  // six between the first and the last one

@@ -98,7 +98,7 @@ TEST(CheckpointPlaces, ACopyIsReadToTheEndByTheRanksThatHaveIt) {
         Training training(ShardLevel::full, "our_adamw", group);
         const int host = group.rank() / 2 + (group.rank() == 3 ? 1 : 0);  // hosts 0, 0, 1, 2
         test::expect_words(
-            test::message_of<CommonFailure>([&] { training.load(out / std::to_string(host)); }),
+            test::message_of<CollectiveFailure>([&] { training.load(out / std::to_string(host)); }),
             {"/" + std::to_string(damaged) + "/step-00000001/model.safetensors", "is damaged",
              "rank " + std::to_string(std::vector{0, 2, 3}[static_cast<std::size_t>(damaged)])});
         group.barrier().wait();

@@ -132,12 +132,12 @@ TEST(CheckpointRefusals, WhatDoesNotFitIsOneLineAndNothingIsChanged) {
         training.step();
         auto before = training.handle.state_dict();
         for (auto& [name, tensor] : before) tensor = tensor.clone();
-        std::string found = test::message_of<CommonFailure>(
+        std::string found = test::message_of<CollectiveFailure>(
             [&] { (void)load_latest(out.path(), training.handle, *training.optimizer); });
         auto after = training.handle.state_dict();
         for (const auto& [name, tensor] : before) EXPECT_TRUE(after.at(name).equal(tensor)) << name;
         EXPECT_FALSE(training.optimizer->state().empty());
-        throw CommonFailure(found, 0);
+        throw CollectiveFailure(found, 0);
       });
       test::expect_words(line, one.words);
       test::expect_words(line, {(out / "step-00000001" / one.file).string()});

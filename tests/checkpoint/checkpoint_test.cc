@@ -85,7 +85,7 @@ TEST(Checkpoint, FromEveryStrategyToEveryOther) {
 // Uses processes, because ranks that are threads would share one generator.
 TEST(Checkpoint, HoldsWhatAProgramCounts) {
   TemporaryFolder out;
-  test::run_group(test::Engine::shm, 3, [&](Group group) {
+  test::run_group(test::BackendKind::shm, 3, [&](Group group) {
     Training training(ShardLevel::full, "adamw", group);
     optim::Scheduler scheduler(*training.optimizer, optim::cosine({.steps = 10}));
     optim::GradScaler scaler;
@@ -135,7 +135,7 @@ TEST(Checkpoint, HoldsWhatAProgramCounts) {
 TEST(Checkpoint, GeneratorsOfOtherNumbersOfRanksStayAsTheyAre) {
   TemporaryFolder out;
   go_on(out.path(), std::nullopt, "sgd", 2, 1);
-  test::run_group(test::Engine::shm, 3, [&](Group group) {
+  test::run_group(test::BackendKind::shm, 3, [&](Group group) {
     Training training(std::nullopt, "sgd", group);
     torch::manual_seed(5);
     at::Tensor drawn = at::rand({4});
@@ -195,18 +195,21 @@ TEST(Checkpoint, AStepIsNeverOverwrittenAndOldOnesGo) {
       training.steps = step;
       training.save(out.path(), {.keep = 2});
     }
-    test::expect_words(test::message_of<CommonFailure>([&] { (void)training.save(out.path()); }),
-                       {"step-00000003: exists already"});
+    test::expect_words(
+        test::message_of<CollectiveFailure>([&] { (void)training.save(out.path()); }),
+        {"step-00000003: exists already"});
     training.steps = 2;
     fs::remove_all(group.is_root() ? out / "step-00000002" : out / "none");
-    test::expect_words(test::message_of<CommonFailure>([&] { (void)training.save(out.path()); }),
-                       {"step-00000003: is newer than step 2", "move it away"});
+    test::expect_words(
+        test::message_of<CollectiveFailure>([&] { (void)training.save(out.path()); }),
+        {"step-00000003: is newer than step 2", "move it away"});
     training.steps = -1;
-    test::expect_words(test::message_of<CommonFailure>([&] { (void)training.save(out.path()); }),
-                       {"expected a step from 0 to", "found -1"});
+    test::expect_words(
+        test::message_of<CollectiveFailure>([&] { (void)training.save(out.path()); }),
+        {"expected a step from 0 to", "found -1"});
     training.steps = 4;
     test::expect_words(
-        test::message_of<CommonFailure>([&] { (void)training.save(out.path(), {.keep = -1}); }),
+        test::message_of<CollectiveFailure>([&] { (void)training.save(out.path(), {.keep = -1}); }),
         {"expected keep of at least 0 (0 keeps all), found -1"});
     (void)training.save(out.path(), {.keep = 2});
   });
@@ -289,9 +292,9 @@ TEST(Model, OneFileHasTiedWeightsOnceOrUnderEachName) {
       if (group.is_root())
         change(folder / "twice", [](NamedTensors& t) { t.at("out.weight").add_(1); });
       group.barrier().wait();
-      test::expect_words(
-          test::message_of<CommonFailure>([&] { load_model(folder / "twice", training.handle); }),
-          {"out.weight is tied to in.weight: expected equal values"});
+      test::expect_words(test::message_of<CollectiveFailure>(
+                             [&] { load_model(folder / "twice", training.handle); }),
+                         {"out.weight is tied to in.weight: expected equal values"});
     });
   EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"once", "twice"}));
 }

@@ -23,8 +23,8 @@ namespace lockstep::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+using test::BackendKind;
 using test::DeniedCall;
-using test::Engine;
 using test::names_in;
 using test::TemporaryFolder;
 using test::Training;
@@ -45,7 +45,7 @@ void expect_one_outcome(const DeniedCall& call, Ways way, bool all_ranks, bool m
   SCOPED_TRACE(call.text() + ", way " + std::to_string(static_cast<int>(way)) +
                (all_ranks ? ", all ranks" : ", rank 0"));
   const TemporaryFolder out;
-  test::run_group(Engine::shm, 2, [&](Group group) {
+  test::run_group(BackendKind::shm, 2, [&](Group group) {
     Training training(ShardLevel::full, "adamw", group);
     training.step();
     AsyncSaver saver(group);

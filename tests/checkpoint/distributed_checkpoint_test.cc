@@ -7,7 +7,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/torch_optimizer.h>
 #include <lockstep/comm/local.h>
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 
@@ -158,13 +158,13 @@ TEST_P(WrittenOnRanks, IsLoadedIntoHandles) {
           handle = DistributedDataParallel(module, group);
         load_distributed_model(folder / "dcp", handle);
         expect_equal(handle.state_dict(), whole);
-        const std::string refusal = test::message_of<CommonFailure>(
+        const std::string refusal = test::message_of<CollectiveFailure>(
             [&] { load_distributed_model(folder / "dcp", handle, "optim"); });
         EXPECT_NE(refusal.find("expected a tensor 'optim.0."), std::string::npos) << refusal;
         module->to(at::kDouble);  // values are not rounded silently
         Handle wide = DistributedDataParallel(module, group);
-        const std::string of_dtype =
-            test::message_of<CommonFailure>([&] { load_distributed_model(folder / "dcp", wide); });
+        const std::string of_dtype = test::message_of<CollectiveFailure>(
+            [&] { load_distributed_model(folder / "dcp", wide); });
         EXPECT_NE(of_dtype.find("expected a tensor of Double"), std::string::npos) << of_dtype;
       });
 }

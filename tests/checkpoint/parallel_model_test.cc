@@ -8,7 +8,7 @@
 
 #include "parallel/tensor/support.h"
 #include "support/temporary_folder.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 
@@ -64,11 +64,11 @@ void expect_to_go_on(const Make& make, const std::vector<Axes>& saved,
   const std::vector<double> expected = run_of(make, Group(), {{"dp", 1}}, alone.path(), true);
   for (const Axes& from : saved) {
     const TemporaryFolder folder;
-    run_group(Engine::local, ranks_of(from), [&](Group world) {
+    run_group(BackendKind::local, ranks_of(from), [&](Group world) {
       (void)run_of(make, world, from, folder.path(), /*goes_on=*/false);
     });
     for (const Axes& axes : on)
-      run_group(Engine::local, ranks_of(axes), [&](Group world) {
+      run_group(BackendKind::local, ranks_of(axes), [&](Group world) {
         const std::vector<double> found = run_of(make, world, axes, folder.path(), true);
         for (std::size_t i = 0; i < expected.size(); ++i)
           EXPECT_NEAR(found[i], expected[i], 1e-10)

@@ -127,7 +127,7 @@ TEST(Pieces, OfACheckpointAreTheSameBytes) {
       for (std::int64_t from_end : {1, 1'000'000, 2'000'000}) {
         std::filesystem::copy(out / "step-00000001", out / "damaged");
         damage(out / "damaged" / name, from_end);
-        test::expect_words(test::message_of<CommonFailure>(
+        test::expect_words(test::message_of<CollectiveFailure>(
                                [&] { load(out / "damaged", loaded.handle, loaded.sgd); }),
                            {name, "is damaged"});
         std::filesystem::remove_all(out / "damaged");

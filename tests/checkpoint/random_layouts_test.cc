@@ -200,7 +200,7 @@ std::uint64_t bytes_in(const std::vector<FilePart>& parts) {
 // Expects that this rank has read only the bytes of its own parts, each of them once, also for
 // checksums.
 void expect_bytes(LaidOut& training, const LoadCounts& counts, std::uint64_t random_state) {
-  EXPECT_EQ(counts.read, bytes_in(model_parts(training.own().parts_to_load(), false)) +
+  EXPECT_EQ(counts.read, bytes_in(model_parts(training.own().mutable_state_parts(), false)) +
                              bytes_in(optimizer_parts(*training.optimizer, training.own())) +
                              random_state);
 }

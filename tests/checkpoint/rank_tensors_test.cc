@@ -1,4 +1,4 @@
-// SaveOptions::own: tensors that belong to one rank, as hooks and DiLoCo have them.
+// SaveOptions::per_rank: tensors that belong to one rank, as hooks and DiLoCo have them.
 #include "checkpoint/rank_tensors.h"
 
 #include "checkpoint/content.h"
@@ -51,20 +51,20 @@ TEST_P(OwnTensors, ComeBackToTheRankThatSavedThem) {
   TemporaryFolder folder;
   const bool saves_async = GetParam();
   auto save = [&](const Training& training, const Group& group) {
-    const SaveOptions options{.own = own_of(group.rank())};
+    const SaveOptions options{.per_rank = own_of(group.rank())};
     if (!saves_async) return (void)training.save(folder.path(), options);
     AsyncSaver saver(group);
     saver.save(folder.path(), training.handle, *training.optimizer, {.step = training.steps},
                options);
     saver.wait();
   };
-  test::run_group(test::Engine::shm, 3, [&](Group group) {
+  test::run_group(test::BackendKind::shm, 3, [&](Group group) {
     Training training(std::nullopt, "momentum", group);
     training.step();
     save(training, group);
     group.barrier().wait();
     NamedOwn own;
-    (void)load_latest(folder.path(), training.handle, *training.optimizer, {.own = &own});
+    (void)load_latest(folder.path(), training.handle, *training.optimizer, {.per_rank = &own});
     expect_same(own, own_of(group.rank()));
   });
   verify(folder / "step-00000001");
@@ -77,17 +77,17 @@ TEST(OwnTensorsOf, ACheckpointInOtherFilesAreTheSame) {
   run_as_threads(3, [&](Group group) {
     Training training(std::nullopt, "momentum", group);
     training.step();
-    training.save(folder.path(), {.own = own_of(group.rank())});
+    training.save(folder.path(), {.per_rank = own_of(group.rank())});
     if (group.is_root())
       reshard(folder / "step-00000001", folder / "shards/step-00000001", {.files = 3});
     group.barrier().wait();
     ASSERT_TRUE(fs::exists(folder / "shards/step-00000001/own.safetensors.index.json"));
     NamedOwn own;
-    (void)load_latest(folder / "shards", training.handle, *training.optimizer, {.own = &own});
+    (void)load_latest(folder / "shards", training.handle, *training.optimizer, {.per_rank = &own});
     expect_same(own, own_of(group.rank()));
-    EXPECT_NE(test::message_of<CommonFailure>([&] {
+    EXPECT_NE(test::message_of<CollectiveFailure>([&] {
                 (void)load_latest(folder / "shards", training.handle, *training.optimizer);
-              }).find("LoadOptions::own is not set"),
+              }).find("LoadOptions::per_rank is not set"),
               std::string::npos);
   });
 }
@@ -97,13 +97,13 @@ TEST(OwnTensorsOf, OtherNumbersOfRanksAreLeftOut) {
   run_as_threads(3, [&](Group group) {
     Training training(std::nullopt, "momentum", group);
     training.step();
-    training.save(folder.path(), {.own = own_of(group.rank())});
+    training.save(folder.path(), {.per_rank = own_of(group.rank())});
   });
   for (int ranks : {1, 2, 5})
     run_as_threads(ranks, [&](Group group) {
       Training training(std::nullopt, "momentum", group);
       NamedOwn own{{"before", at::ones({1})}};
-      (void)load_latest(folder.path(), training.handle, *training.optimizer, {.own = &own});
+      (void)load_latest(folder.path(), training.handle, *training.optimizer, {.per_rank = &own});
       EXPECT_TRUE(own.empty());
     });
 }
@@ -116,17 +116,17 @@ TEST(OwnTensorsOf, AProgramThatForgetsThemIsToldAndOneWithoutThemIsNot) {
     training.save(folder.path());
     group.barrier().wait();
     NamedOwn own;
-    (void)load_latest(folder.path(), training.handle, *training.optimizer, {.own = &own});
+    (void)load_latest(folder.path(), training.handle, *training.optimizer, {.per_rank = &own});
     EXPECT_TRUE(own.empty());
     training.step();
-    training.save(folder.path(), {.own = own_of(group.rank())});
+    training.save(folder.path(), {.per_rank = own_of(group.rank())});
   });
   EXPECT_NE(test::refusal(2,
                           [&](Group group) {
                             Training training(std::nullopt, "momentum", group);
                             (void)load_latest(folder.path(), training.handle, *training.optimizer);
                           })
-                .find("the checkpoint has tensors of each rank's own, but LoadOptions::own"),
+                .find("the checkpoint has tensors of each rank's own, but LoadOptions::per_rank"),
             std::string::npos);
 }
 
@@ -135,7 +135,7 @@ TEST(OwnTensorsOf, ABrokenFileIsFound) {
   run_as_threads(2, [&](Group group) {
     Training training(std::nullopt, "momentum", group);
     training.step();
-    training.save(folder.path(), {.own = own_of(group.rank() * 2)});
+    training.save(folder.path(), {.per_rank = own_of(group.rank() * 2)});
   });
   const fs::path file = folder / "step-00000001" / "own.safetensors";
   std::fstream opened(file, std::ios::in | std::ios::out | std::ios::binary);
@@ -154,9 +154,9 @@ TEST(OwnTensorsOf, WhatIsNotDenseIsNamed) {
   TemporaryFolder folder;
   const std::string text = test::refusal(2, [&](Group group) {
     Training training(std::nullopt, "momentum", group);
-    training.save(folder.path(), {.own = {{"error", at::ones({2, 2}).to_sparse()}}});
+    training.save(folder.path(), {.per_rank = {{"error", at::ones({2, 2}).to_sparse()}}});
   });
-  EXPECT_NE(text.find("SaveOptions::own: error: expected a dense tensor"), std::string::npos)
+  EXPECT_NE(text.find("SaveOptions::per_rank: error: expected a dense tensor"), std::string::npos)
       << text;
 }
 
@@ -176,7 +176,7 @@ TEST(OwnTensorsOf, AHookGoesOnToTheBit) {
     std::int64_t step = 0;
     NamedOwn own;
     if (!from.empty()) {
-      step = load_latest(from, ddp, sgd, {.own = &own})->step;
+      step = load_latest(from, ddp, sgd, {.per_rank = &own})->step;
       hook->load_state(own);
     }
     for (; step < steps; ++step) {
@@ -185,7 +185,7 @@ TEST(OwnTensorsOf, AHookGoesOnToTheBit) {
       model->forward(x).square().mean().backward();
       sgd.step();
     }
-    (void)save(to, ddp, sgd, {.step = step}, {.own = hook->state()});
+    (void)save(to, ddp, sgd, {.step = step}, {.per_rank = hook->state()});
   };
   run_as_threads(2, [&](Group group) { run(group, 6, "", folder / "whole"); });
   run_as_threads(2, [&](Group group) { run(group, 3, "", folder / "half"); });

@@ -84,7 +84,7 @@ TEST(ReadOnce, ADamagedStateLeavesAllAsItWas) {
           group.barrier().wait();
           if (group.is_root()) flip(file, place);
           group.barrier().wait();
-          test::expect_words(test::message_of<CommonFailure>(
+          test::expect_words(test::message_of<CollectiveFailure>(
                                  [&] { load(folder, training.handle, *training.optimizer); }),
                              {file.string(), "is damaged: expected"});
           group.barrier().wait();

@@ -301,7 +301,7 @@ TEST(Shards, ADamagedHeaderOfACopyIsFound) {
       std::fstream(file, std::ios::binary | std::ios::in | std::ios::out).seekp(12).put('x');
     run_as_threads(2, [&](Group group) {
       Training training(ShardLevel::full, "our_adamw", group);
-      test::expect_words(test::message_of<CommonFailure>(
+      test::expect_words(test::message_of<CollectiveFailure>(
                              [&] { training.load(out / std::to_string(group.rank())); }),
                          {"rank 1 on host ", file.string() + ": is damaged: expected "});
     });

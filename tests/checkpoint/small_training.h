@@ -216,7 +216,7 @@ inline std::string refusal(int ranks, const std::function<void(Group)>& action) 
   std::vector<std::string> lines(static_cast<std::size_t>(ranks));
   run_as_threads(ranks, [&](Group group) {
     lines[static_cast<std::size_t>(group.rank())] =
-        message_of<CommonFailure>([&] { action(group); });
+        message_of<CollectiveFailure>([&] { action(group); });
     group.barrier().wait();  // the group is still usable
   });
   for (const std::string& line : lines) EXPECT_EQ(line, lines.front());

@@ -177,7 +177,7 @@ assert torch.equal(torch.load(sys.argv[1])["f"], torch.arange(5.))
 
 TEST_F(TorchFile, AModelGoesToPythonAndBack) {
   const models::GptOptions options{
-      .layers = 2, .heads = 2, .width = 8, .block = 8, .vocabulary = 11};
+      .layers = 2, .heads = 2, .hidden_size = 8, .context_length = 8, .vocabulary = 11};
   models::Gpt first(options), second(options);
   auto values = dict();
   for (const auto& [name, tensor] : state_dict(*first)) values.insert(name, tensor);

@@ -58,7 +58,7 @@ class AfterFailure : public testing::TestWithParam<bool> {
  protected:
   static void run(const std::function<Work(Group&, const at::Tensor&)>& call) {
     for (auto delay : {1000us, 3000us}) {
-      RankRendezvous place(Engine::shm, 2);
+      RankRendezvous place(BackendKind::shm, 2);
       auto results = run_ranks(2, [&](int rank) {
         Group world = place.join(rank);
         at::Tensor tensor =

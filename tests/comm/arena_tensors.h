@@ -1,7 +1,7 @@
 // Helpers for the tests of tensors in arenas.
 #pragma once
 
-#include "comm/engines/shm/tensor_allocator.h"
+#include "comm/backends/shm/tensor_allocator.h"
 
 #include "support/processes.h"
 

@@ -1,5 +1,5 @@
 // The contract of the operations that only move values, on every backend.
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 #include "support/torch/values.h"
 
 #include <ATen/ops/cat.h>
@@ -27,7 +27,7 @@ at::Tensor all_values(int size, std::int64_t count, at::ScalarType dtype, int sa
   return at::cat(parts).view(dtype);
 }
 
-class MoveContract : public test::EngineTest {};
+class MoveContract : public test::BackendTest {};
 
 TEST_P(MoveContract, BroadcastOfEveryDtypeFromEveryRoot) {
   run([&](Group group) {
@@ -195,7 +195,7 @@ TEST_P(MoveContract, BarrierWaitsForTheLast) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, MoveContract, test::every_engine({1, 2, 3, 5}),
-                         test::engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, MoveContract, test::every_backend({1, 2, 3, 5}),
+                         test::backend_test_name);
 
 }  // namespace

@@ -1,6 +1,6 @@
 // The contract of the reducing operations, on every backend: every dtype, every Op, odd and empty
 // lengths.
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 #include "support/torch/values.h"
 
 #include <ATen/ops/arange.h>
@@ -16,7 +16,7 @@ using test::values;
 
 namespace {
 
-class ReduceContract : public test::EngineTest {
+class ReduceContract : public test::BackendTest {
  protected:
   void expect_result(const at::Tensor& found, const at::Tensor& expected,
                      std::string_view what) const {
@@ -37,7 +37,7 @@ class ReduceContract : public test::EngineTest {
     }
     const auto expected = test::expected_reduction(inputs, op).narrow(0, begin, found.numel());
     bool right = test::same_bits(found, expected);
-    if (engine() == test::Engine::hierarchical) {
+    if (backend() == test::BackendKind::hierarchical) {
       const double rounding = found.scalar_type() == at::kHalf ? 0x1p-11 : 0x1p-8;
       const auto most = test::expected_reduction(sizes, op).narrow(0, begin, found.numel());
       right = ((found.to(at::kDouble) - expected.to(at::kDouble)).abs() <=
@@ -286,7 +286,7 @@ TEST_P(ReduceContract, HalfPrecisionThatIsNotFiniteStaysSo) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, ReduceContract, test::every_engine({1, 2, 3, 5}),
-                         test::engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, ReduceContract, test::every_backend({1, 2, 3, 5}),
+                         test::backend_test_name);
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Tensors of at most one element have meaningless strides: LibTorch calls them contiguous, and so
 // does every backend.
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 #include "support/torch/late_device.h"
 #include "support/torch/staged_ranks.h"
 
@@ -50,7 +50,7 @@ at::Tensor of_ranks(int size, at::ScalarType dtype) {
   return values;
 }
 
-class StrideContract : public test::EngineTest {};
+class StrideContract : public test::BackendTest {};
 
 TEST_P(StrideContract, OneElementIsReduced) {
   run([](Group group) {
@@ -141,8 +141,8 @@ TEST_P(StrideContract, NoElementIsNoError) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, StrideContract, test::every_engine({1, 3}),
-                         test::engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, StrideContract, test::every_backend({1, 3}),
+                         test::backend_test_name);
 
 // The second operation uses part of the memory into which the first result has not been copied
 // back.

@@ -140,7 +140,7 @@ TEST_P(ErrorsDocument, ShowsTheSentencesOf) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, ErrorsDocument, testing::ValuesIn(test::injection_targets()),
+INSTANTIATE_TEST_SUITE_P(Backends, ErrorsDocument, testing::ValuesIn(test::injection_targets()),
                          [](const auto& info) { return info.param.name(); });
 
 }  // namespace

@@ -2,7 +2,7 @@
 #include <lockstep/base/error.h>
 
 #include "support/messages.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
@@ -14,7 +14,7 @@
 
 using namespace lockstep;
 using namespace std::chrono_literals;
-using test::Engine;
+using test::BackendKind;
 
 namespace {
 
@@ -105,7 +105,7 @@ std::vector<Disagreement> disagreements() {
   };
 }
 
-class Mismatches : public testing::TestWithParam<Engine> {};
+class Mismatches : public testing::TestWithParam<BackendKind> {};
 
 TEST_P(Mismatches, NameBothCallsAndKillTheGroupOnBothRanks) {
   auto all = disagreements();
@@ -143,10 +143,10 @@ TEST_P(Mismatches, AreToldToWhoeverWaits) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Mismatches, testing::ValuesIn(test::engines()),
+INSTANTIATE_TEST_SUITE_P(Backends, Mismatches, testing::ValuesIn(test::backends()),
                          [](const auto& info) { return std::string(test::name_of(info.param)); });
 
-class Endings : public test::EngineTest {};
+class Endings : public test::BackendTest {};
 
 TEST_P(Endings, ADeadlineSaysWhoIsMissing) {
   run([](Group world) {
@@ -184,11 +184,11 @@ TEST_P(Endings, AbortEndsWhatOthersWaitFor) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Endings, test::every_engine({2, 3}), test::engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, Endings, test::every_backend({2, 3}), test::backend_test_name);
 
 // Ranks of nested subgroups have other numbers than in the world: world ranks 3 and 1 are 0 and 1
 // here.
-class WorldRanks : public testing::TestWithParam<Engine> {
+class WorldRanks : public testing::TestWithParam<BackendKind> {
  protected:
   using Body = std::function<void(Group& part)>;
   // Runs `body` on ranks 3 and 1 of four; the other ranks only take part in the splits.
@@ -256,10 +256,10 @@ TEST_P(WorldRanks, StandWhereARankHasLeft) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, WorldRanks, testing::ValuesIn(test::engines()),
+INSTANTIATE_TEST_SUITE_P(Backends, WorldRanks, testing::ValuesIn(test::backends()),
                          [](const auto& info) { return std::string(test::name_of(info.param)); });
 
-class Killed : public testing::TestWithParam<Engine> {};
+class Killed : public testing::TestWithParam<BackendKind> {};
 
 TEST_P(Killed, ARankThatIsKilledIsLost) {
   test::RankRendezvous place(GetParam(), 3);
@@ -289,14 +289,14 @@ TEST_P(Killed, ARankThatIsKilledIsLost) {
     EXPECT_TRUE(result.ok()) << "rank " << rank << ": " << result;
     auto noticed = Duration(
         std::stoll(place.store()->get("noticed/" + std::to_string(rank), Deadline::after(1s))));
-    EXPECT_LT(noticed - killed.time_since_epoch(), GetParam() == Engine::shm ? 1s : 3s);
+    EXPECT_LT(noticed - killed.time_since_epoch(), GetParam() == BackendKind::shm ? 1s : 3s);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Killed, testing::ValuesIn([] {
-                           auto engines = test::engines();
-                           engines.erase(engines.begin());  // threads cannot be killed
-                           return engines;
+INSTANTIATE_TEST_SUITE_P(Backends, Killed, testing::ValuesIn([] {
+                           auto backends = test::backends();
+                           backends.erase(backends.begin());  // threads cannot be killed
+                           return backends;
                          }()),
                          [](const auto& info) { return std::string(test::name_of(info.param)); });
 

@@ -21,7 +21,7 @@
 #include <vector>
 
 using namespace lockstep;
-using test::Engine;
+using test::BackendKind;
 using test::Misdeed;
 using test::Target;
 
@@ -88,7 +88,7 @@ class Injections : public testing::TestWithParam<std::tuple<Target, Misdeed>> {
         environment::integer("LOCKSTEP_SEED")
             .value_or(std::chrono::system_clock::now().time_since_epoch().count() % 1'000'000);
     // Injections that wait for a deadline run concurrently, if each has its own processes.
-    const std::int64_t together = waits() && target().engine != Engine::mpi ? 3 : 1;
+    const std::int64_t together = waits() && target().backend != BackendKind::mpi ? 3 : 1;
     Tally tally;
     for (std::int64_t time = 0; time < times; time += together) {
       std::vector<test::RunningInjection> running;
@@ -109,7 +109,8 @@ TEST_P(Injections, AreNamedInTime) {
   // Ranks under a sanitizer need more time to report, because they share processors.
   const double longer = sys::malloc_is_watched ? 2 : 1;
   const bool ends = misdeed() == Misdeed::kill || misdeed() == Misdeed::exit;
-  if (ends && target().engine == Engine::shm) EXPECT_LT(tally.quantile(0.5), 0.05) << tally.text();
+  if (ends && target().backend == BackendKind::shm)
+    EXPECT_LT(tally.quantile(0.5), 0.05) << tally.text();
   EXPECT_LT(tally.quantile(0.5), longer * (waits() ? 2.0 : 1.0)) << tally.text();
 }
 

@@ -3,11 +3,11 @@
 #include <lockstep/base/error.h>
 #include <lockstep/store/memory_store.h>
 
-#include "comm/engines/shm/backend.h"
+#include "comm/backends/shm/backend.h"
 #include "support/messages.h"
 #include "support/sanitizers.h"
 #include "support/threads.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -25,8 +25,8 @@
 
 using namespace lockstep;
 using namespace std::chrono_literals;
+using test::BackendKind;
 using test::contains;
-using test::Engine;
 using test::message_of;
 
 namespace {
@@ -39,7 +39,7 @@ void expect_sum_of_ones(Group& group) {
   EXPECT_EQ(tensor[19'999].item<float>(), static_cast<float>(group.size()));
 }
 
-class Lifecycle : public test::EngineTest {};
+class Lifecycle : public test::BackendTest {};
 
 // Returns the number of the failed check in a forked child; 0 if all pass.
 int use_as_a_child(std::optional<Group> world, std::optional<Group> part, std::optional<Work> work,
@@ -121,9 +121,9 @@ TEST_P(Lifecycle, AnExceptionDoesNotWaitForOpenOperations) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Lifecycle, test::every_engine({2, 3}), test::engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, Lifecycle, test::every_backend({2, 3}), test::backend_test_name);
 
-class LibraryThreads : public testing::TestWithParam<Engine> {};
+class LibraryThreads : public testing::TestWithParam<BackendKind> {};
 
 TEST_P(LibraryThreads, TakeNoSignals) {
   test::RankRendezvous place(GetParam(), 3);
@@ -142,16 +142,16 @@ TEST_P(LibraryThreads, TakeNoSignals) {
   for (auto& result : ranks.wait(40s)) EXPECT_TRUE(result.ok()) << result;
 }
 
-std::vector<Engine> engines_of_forked_ranks() {
-  std::vector<Engine> found;
-  for (auto engine : test::engines())
-    if (engine != Engine::local && engine != Engine::mpi && !test::is_under_mpirun())
-      found.push_back(engine);
+std::vector<BackendKind> backends_of_forked_ranks() {
+  std::vector<BackendKind> found;
+  for (auto backend : test::backends())
+    if (backend != BackendKind::local && backend != BackendKind::mpi && !test::is_under_mpirun())
+      found.push_back(backend);
   return found;
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LibraryThreads);
-INSTANTIATE_TEST_SUITE_P(Engines, LibraryThreads, testing::ValuesIn(engines_of_forked_ranks()),
+INSTANTIATE_TEST_SUITE_P(Backends, LibraryThreads, testing::ValuesIn(backends_of_forked_ranks()),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
 // Makes six calls that fail, each with a quarter of the arena.

@@ -12,7 +12,7 @@
 namespace lockstep::test {
 namespace {
 
-class NodeShared : public testing::TestWithParam<Engine> {};
+class NodeShared : public testing::TestWithParam<BackendKind> {};
 
 TEST_P(NodeShared, IsTheSameMemoryOnEveryRank) {
   for (int size : {1, 2, 3, 5}) {
@@ -82,19 +82,20 @@ TEST_P(NodeShared, OfDifferentSizesIsAMismatch) {
 
 // 64 GB of address space exceed the tests' arenas; the group stays usable.
 TEST(NodeSharedOnShm, WithoutRoomIsBadInputOnEveryRank) {
-  run_group(Engine::shm, 3, [](Group group) {
+  run_group(BackendKind::shm, 3, [](Group group) {
     EXPECT_THROW((void)group.empty_node_shared({std::int64_t{1} << 34}, at::kFloat), BadInput);
     auto shared = group.empty_node_shared({5}, at::kFloat);
     group.barrier().wait();
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, NodeShared, testing::Values(Engine::local, Engine::shm),
+INSTANTIATE_TEST_SUITE_P(Backends, NodeShared,
+                         testing::Values(BackendKind::local, BackendKind::shm),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
 TEST(NodeSharedOnGloo, IsRefused) {
-  if (!has(Engine::gloo)) GTEST_SKIP() << "no Gloo in this build";
-  run_group(Engine::gloo, 2, [](Group group) {
+  if (!has(BackendKind::gloo)) GTEST_SKIP() << "no Gloo in this build";
+  run_group(BackendKind::gloo, 2, [](Group group) {
     EXPECT_THROW((void)group.empty_node_shared({4}), InvalidArgument);
     auto still_works = at::full({3}, 1.0F);
     group.all_reduce(still_works).wait();
@@ -104,7 +105,7 @@ TEST(NodeSharedOnGloo, IsRefused) {
 
 // 32 MB that are never touched: moving them would take milliseconds and allocate their pages.
 TEST(NodeSharedOnShm, AllGatherOfItsOwnSlicesMovesNothing) {
-  run_group(Engine::shm, 2, [](Group group) {
+  run_group(BackendKind::shm, 2, [](Group group) {
     constexpr std::int64_t half = 4 << 20;
     auto shared = group.empty_node_shared({2 * half}, at::kFloat);
     auto mine = shared.narrow(0, half * group.rank(), half);

@@ -4,7 +4,7 @@
 #include <lockstep/store/store.h>
 
 #include "support/messages.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 
@@ -19,11 +19,11 @@
 
 using namespace lockstep;
 using namespace std::chrono_literals;
-using test::Engine;
+using test::BackendKind;
 
 namespace {
 
-class PostingIsEnough : public testing::TestWithParam<Engine> {
+class PostingIsEnough : public testing::TestWithParam<BackendKind> {
  protected:
   using Body = std::function<void(Group, Store&)>;
   static constexpr int ranks = 3;
@@ -79,7 +79,7 @@ TEST_P(PostingIsEnough, WhenTheRankThenComputes) {
 TEST_P(PostingIsEnough, WhenTheWorkIsDropped) {
   run([](Group group, Store& store) {
     if (group.rank() == 1) {
-      group.all_reduce(at::full({50'000}, 2.0f)).drop();  // the tensor is the engine's alone now
+      group.all_reduce(at::full({50'000}, 2.0f)).drop();  // the tensor is the backend's alone now
       for (int other : {0, 2})
         static_cast<void>(store.get("done/" + std::to_string(other), soon()));
       return;
@@ -158,10 +158,10 @@ TEST_P(PostingIsEnough, ARankThatHasPostedMayLeave) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, PostingIsEnough, testing::ValuesIn([] {
-                           auto engines = test::engines();
-                           std::erase(engines, Engine::local);  // one process has one store
-                           return engines;
+INSTANTIATE_TEST_SUITE_P(Backends, PostingIsEnough, testing::ValuesIn([] {
+                           auto backends = test::backends();
+                           std::erase(backends, BackendKind::local);  // one process has one store
+                           return backends;
                          }()),
                          [](const auto& info) { return std::string(test::name_of(info.param)); });
 

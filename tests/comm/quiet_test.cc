@@ -27,7 +27,7 @@ void stay_on_one_core() {
 template <typename MakeTensor>
 void expect_quiet(int size, const MakeTensor& make) {
   if (!can_count_calls()) GTEST_SKIP() << "a sanitizer makes system calls of its own";
-  RankRendezvous place(Engine::shm, size);
+  RankRendezvous place(BackendKind::shm, size);
   RankProcesses ranks(size, [&](int rank) {
     stay_on_one_core();
     auto group = place.join(rank);

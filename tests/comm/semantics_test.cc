@@ -3,7 +3,7 @@
 #include <lockstep/base/error.h>
 
 #include "support/messages.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 #include "support/torch/values.h"
 
 #include <ATen/ops/_efficientzerotensor.h>
@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-class Posting : public test::EngineTest {};
+class Posting : public test::BackendTest {};
 
 TEST_P(Posting, TwoGroupsMayBeWaitedForInOppositeOrders) {
   run([](Group group) {
@@ -112,9 +112,9 @@ TEST_P(Posting, ParametersThatRequireGradMayBeWritten) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Posting, test::every_engine({2, 3}), test::engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, Posting, test::every_backend({2, 3}), test::backend_test_name);
 
-class Splitting : public test::EngineTest {};
+class Splitting : public test::BackendTest {};
 
 TEST_P(Splitting, ByColorAndKey) {
   run([](Group group) {
@@ -175,9 +175,9 @@ TEST_P(Splitting, ListsThatMakeNoSenseAreRefusedAndTheGroupLives) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Splitting, test::every_engine({3, 5}), test::engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, Splitting, test::every_backend({3, 5}), test::backend_test_name);
 
-class Arguments : public test::EngineTest {};
+class Arguments : public test::BackendTest {};
 
 TEST_P(Arguments, WrongOnesAreRefusedBeforeAnythingIsSent) {
   run([](Group group) {
@@ -250,6 +250,6 @@ TEST_P(Arguments, ViewsWithoutValuesOfTheirOwnAreReadAndNotWritten) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Arguments, test::every_engine({2, 3}), test::engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, Arguments, test::every_backend({2, 3}), test::backend_test_name);
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Tensors in arenas in forked children: a child allocates its own and does not touch its parent's.
 // Each case runs in its own process, because LibTorch's allocator is installed permanently.
-#include "comm/engines/shm/tensor_allocator.h"
+#include "comm/backends/shm/tensor_allocator.h"
 
 #include "comm/arena_tensors.h"
 #include "comm/child_result.h"

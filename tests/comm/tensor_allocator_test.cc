@@ -1,6 +1,6 @@
 // Tensors in arenas: their placement, when memory is returned, and access by other threads. Each
 // case runs in its own process, because LibTorch's allocator is installed permanently.
-#include "comm/engines/shm/tensor_allocator.h"
+#include "comm/backends/shm/tensor_allocator.h"
 
 #include "comm/arena_tensors.h"
 #include "support/messages.h"
@@ -303,7 +303,7 @@ TEST(ArenaTensors, GetNoMoreThanAFileMayHave) {
 }
 
 TEST(ArenaTensors, AreReducedWhereTheyLie) {
-  test::run_group(test::Engine::shm, 3, [](Group group) {
+  test::run_group(test::BackendKind::shm, 3, [](Group group) {
     auto tensor = at::full({1'000'000}, static_cast<double>(group.rank() + 1), at::kFloat);
     group.all_reduce(tensor).wait();
     EXPECT_TRUE((tensor == 6).all().item<bool>());

@@ -48,23 +48,23 @@ void DeviceTest::SetUp() {
     GTEST_SKIP() << "needs " << devices_ << " CUDA devices, found " << cuda_devices();
 }
 
-void expect_on_device(Engine engine, int size, const GroupBody& body) {
+void expect_on_device(BackendKind kind, int size, const GroupBody& body) {
   TemporaryFolder folder;
   expect_ranks(
       size,
       [&](int rank) {
         BackendOptions options{.join_timeout = device_limit, .arena_bytes = 256 << 20};
-        auto backend = make_backend(name_of(engine), std::make_shared<FileStore>(folder.path()),
-                                    rank, size, options);
+        auto backend = make_backend(name_of(kind), std::make_shared<FileStore>(folder.path()), rank,
+                                    size, options);
         body(recorded_world(staged(std::move(backend)), device_limit));
       },
       device_limit);
 }
 
 void OneDevice::run(const GroupBody& body) const {
-  const auto [engine, size] = GetParam();
-  if (!has(engine)) GTEST_SKIP() << "this build has no engine " << name_of(engine);
-  expect_on_device(engine, size, body);
+  const auto [kind, size] = GetParam();
+  if (!has(kind)) GTEST_SKIP() << "this build has no backend " << name_of(kind);
+  expect_on_device(kind, size, body);
 }
 
 DeviceBytes device_bytes() {

@@ -34,21 +34,23 @@ class DeviceTest : public testing::Test {
 };
 
 // Runs ranks that share the first device, on a backend that moves host memory.
-void expect_on_device(Engine engine, int size, const GroupBody& body);
+void expect_on_device(BackendKind kind, int size, const GroupBody& body);
 
 // Skips the test without a GPU; run() calls expect_on_device() for each backend and number of
 // ranks.
-class OneDevice : public DeviceTest, public testing::WithParamInterface<std::tuple<Engine, int>> {
+class OneDevice : public DeviceTest,
+                  public testing::WithParamInterface<std::tuple<BackendKind, int>> {
  protected:
   void run(const GroupBody& body) const;
 };
 
 [[nodiscard]] inline auto sharing_ranks() {
-  return testing::Combine(testing::Values(Engine::shm, Engine::gloo), testing::Values(2, 3));
+  return testing::Combine(testing::Values(BackendKind::shm, BackendKind::gloo),
+                          testing::Values(2, 3));
 }
 
 [[nodiscard]] inline std::string name_of_sharing(
-    const testing::TestParamInfo<std::tuple<Engine, int>>& info) {
+    const testing::TestParamInfo<std::tuple<BackendKind, int>>& info) {
   return std::string(name_of(std::get<0>(info.param))) + "_" +
          std::to_string(std::get<1>(info.param));
 }

@@ -82,7 +82,7 @@ TEST_F(Nccl, RefusesTwoRanksOnOneGpu) {
   });
 }
 
-// A group of one rank uses no engine, so these tests call the engine directly.
+// A group of one rank uses no backend, so these tests call the backend directly.
 class OneNcclRank : public Nccl {
  protected:
   static void run(const std::function<void(Backend&)>& body) {

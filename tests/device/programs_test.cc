@@ -59,7 +59,7 @@ struct Training {
 void save_and_go_on(const std::vector<MeshAxis>& first, const std::vector<MeshAxis>& second,
                     bool in_background) {
   test::TemporaryFolder folder;
-  test::expect_on_device(test::Engine::shm, 2, [&](Group world) {
+  test::expect_on_device(test::BackendKind::shm, 2, [&](Group world) {
     std::vector<double> expected;
     {
       Training training(world, first);
@@ -100,7 +100,7 @@ torch::nn::Sequential small_net() {
 }
 
 TEST_F(Programs, ScaleTheLossOfFloat16) {
-  test::expect_on_device(test::Engine::shm, 2, [](Group world) {
+  test::expect_on_device(test::BackendKind::shm, 2, [](Group world) {
     auto net = small_net();
     net->to(test::first_device);
     auto sharded = fully_shard(net, world, {.units = {"*"}, .compute_dtype = at::kHalf});
@@ -123,7 +123,7 @@ TEST_F(Programs, ScaleTheLossOfFloat16) {
 }
 
 TEST_F(Programs, TrainADeferredModelThatIsMovedToTheDevice) {
-  test::expect_on_device(test::Engine::shm, 2, [](Group world) {
+  test::expect_on_device(test::BackendKind::shm, 2, [](Group world) {
     auto net = deferred([] {
       auto made = small_net();
       made->to(test::first_device);
@@ -139,7 +139,7 @@ TEST_F(Programs, TrainADeferredModelThatIsMovedToTheDevice) {
 }
 
 TEST_F(Programs, DataParallelOverTheOneDevice) {
-  test::expect_on_device(test::Engine::shm, 1, [](const Group&) {
+  test::expect_on_device(test::BackendKind::shm, 1, [](const Group&) {
     auto net = small_net();
     net->to(test::first_device);
     auto alone = small_net();

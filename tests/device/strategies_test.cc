@@ -64,13 +64,14 @@ class StrategiesOnDevice : public test::DeviceTest, public testing::WithParamInt
 };
 
 TEST_P(StrategiesOnDevice, TrainAsOneProcess) {
-  test::expect_on_device(test::Engine::shm, test::ranks_of(GetParam().how), [](Group world) {
+  test::expect_on_device(test::BackendKind::shm, test::ranks_of(GetParam().how), [](Group world) {
     if (GetParam().experts)
       return compare(std::move(world),
                      [](at::ScalarType dtype) { return test::moe_of(1.5, dtype); });
     compare(std::move(world), [](at::ScalarType dtype) {
       auto options = test::composed_gpt();
-      if (dtype != at::kDouble) options.width = 64;  // CUDA's fused kernels support this head size
+      if (dtype != at::kDouble)
+        options.hidden_size = 64;  // CUDA's fused kernels support this head size
       options.dropout = GetParam().dropout;
       return test::made_alike([&] { return models::Gpt(options); }, dtype);
     });

@@ -1,6 +1,6 @@
-// Tensors that are created inside a Deferral have no memory; their values equal those of normal
+// Tensors that are created inside a DeferredInit have no memory; their values equal those of normal
 // tensors.
-#include <lockstep/dispatch/deferral.h>
+#include <lockstep/dispatch/deferred_init.h>
 
 #include "dispatch/lazy_storage.h"
 
@@ -32,7 +32,7 @@ struct Twice {
     at::Tensor state = generator_state();
     torch::manual_seed(7);
     {
-      Deferral deferral(smallest);
+      DeferredInit deferred_init(smallest);
       deferred = make();
     }
     EXPECT_TRUE(at::equal(state, generator_state()));
@@ -47,7 +47,7 @@ struct Twice {
   at::Tensor ordinary, deferred;
 };
 
-TEST(Deferral, TakesNoMemoryForWhatIsMade) {
+TEST(DeferredInit, TakesNoMemoryForWhatIsMade) {
   constexpr std::int64_t bytes = 400 * 400 * 4;
   auto make = [] {
     std::vector<torch::nn::Linear> layers;
@@ -57,7 +57,7 @@ TEST(Deferral, TakesNoMemoryForWhatIsMade) {
   std::vector<torch::nn::Linear> kept;
   test::Allocations counter;
   {
-    Deferral deferral(smallest);
+    DeferredInit deferred_init(smallest);
     kept = make();
     EXPECT_GE(counter.peak(), bytes);  // each intermediate is freed when the next is computed
     EXPECT_LT(counter.peak(), 2 * bytes);
@@ -68,7 +68,7 @@ TEST(Deferral, TakesNoMemoryForWhatIsMade) {
   EXPECT_LT(counter.peak(), 2 * bytes);
 }
 
-TEST(Deferral, GivesTheSameNumbersWhateverIsDrawnInBetween) {
+TEST(DeferredInit, GivesTheSameNumbersWhateverIsDrawnInBetween) {
   std::vector<at::Tensor> ordinary, deferred;
   auto make = [](std::vector<at::Tensor>& list) {
     list.push_back(at::randn({10, 10}));
@@ -82,7 +82,7 @@ TEST(Deferral, GivesTheSameNumbersWhateverIsDrawnInBetween) {
   at::Tensor next = at::rand({4});
   torch::manual_seed(3);
   {
-    Deferral deferral(smallest);
+    DeferredInit deferred_init(smallest);
     make(deferred);
   }
   EXPECT_TRUE(at::equal(next, at::rand({4})));
@@ -90,12 +90,12 @@ TEST(Deferral, GivesTheSameNumbersWhateverIsDrawnInBetween) {
     EXPECT_TRUE(at::equal(ordinary[i], deferred[i])) << i;
 }
 
-TEST(Deferral, DrawsFromTheGeneratorThatIsNamed) {
+TEST(DeferredInit, DrawsFromTheGeneratorThatIsNamed) {
   at::Generator ours = at::detail::createCPUGenerator(5), other = at::detail::createCPUGenerator(5);
   at::Tensor ordinary = at::randn({10, 10}, other);
   at::Tensor state = generator_state(), deferred;
   {
-    Deferral deferral(smallest);
+    DeferredInit deferred_init(smallest);
     deferred = at::randn({10, 10}, ours);
   }
   EXPECT_TRUE(at::equal(state, generator_state()));
@@ -104,7 +104,7 @@ TEST(Deferral, DrawsFromTheGeneratorThatIsNamed) {
   EXPECT_TRUE(at::equal(ordinary, deferred));
 }
 
-TEST(Deferral, RunsAgainWhatValuesDependOn) {
+TEST(DeferredInit, RunsAgainWhatValuesDependOn) {
   Twice([] { return at::randn({20, 30}) * 0.02; }).expect_equal();
   Twice([] { return at::tril(at::ones({32, 32})).view({1, 32, 32}); }).expect_equal();
   Twice([] { return at::cat({at::randn({4, 5}), at::randn({6, 5})}, 0); }).expect_equal();
@@ -117,7 +117,7 @@ TEST(Deferral, RunsAgainWhatValuesDependOn) {
   }).expect_equal();
 }
 
-TEST(Deferral, KeepsTheOrderOfReadsAndWrites) {
+TEST(DeferredInit, KeepsTheOrderOfReadsAndWrites) {
   auto make = [](bool second) {
     return [=] {
       at::Tensor a = at::randn({6, 6});
@@ -134,7 +134,7 @@ TEST(Deferral, KeepsTheOrderOfReadsAndWrites) {
 }
 
 // Otherwise there would be too many operations to record.
-TEST(Deferral, ForgetsWhatIsOverwritten) {
+TEST(DeferredInit, ForgetsWhatIsOverwritten) {
   Twice([] {
     at::Tensor weight = at::empty({10, 10});
     for (int i = 0; i < 200; ++i) torch::nn::init::normal_(weight, 0.0, 0.02);
@@ -142,11 +142,11 @@ TEST(Deferral, ForgetsWhatIsOverwritten) {
   }).expect_equal();
 }
 
-TEST(Deferral, CopiesWhatComesFromOutside) {
+TEST(DeferredInit, CopiesWhatComesFromOutside) {
   std::vector<float> local(100, 3.5F);
   at::Tensor outside = at::full({100}, 2.0F), copied, added;
   {
-    Deferral deferral(smallest);
+    DeferredInit deferred_init(smallest);
     copied = at::from_blob(local.data(), {100}).clone();
     added = at::ones({100}).add_(outside);
   }
@@ -156,13 +156,13 @@ TEST(Deferral, CopiesWhatComesFromOutside) {
   EXPECT_TRUE(at::equal(added, at::full({100}, 3.0F)));
 }
 
-TEST(Deferral, ComputesWhatTheProgramAsksForInside) {
+TEST(DeferredInit, ComputesWhatTheProgramAsksForInside) {
   Twice([] {
     at::Tensor first = at::randn({10, 10});
     at::Tensor second = at::randn({10, 10});
     return at::full({10, 10}, first.abs().mean().item<double>()) + second;
   }).expect_equal();
-  Deferral deferral(smallest);
+  DeferredInit deferred_init(smallest);
   at::Tensor made = at::ones({10, 10});
   EXPECT_EQ(made.sum().item<float>(), 100);
   EXPECT_NE(test::message_of<std::exception>([&] { made.add_(at::ones({3})); }).find("must match"),
@@ -170,8 +170,8 @@ TEST(Deferral, ComputesWhatTheProgramAsksForInside) {
   EXPECT_TRUE(made.equal(at::ones({10, 10})));
 }
 
-TEST(Deferral, ReadingPastTheDispatcherIsAnErrorThatSaysWhatToDo) {
-  Deferral deferral(smallest);
+TEST(DeferredInit, ReadingPastTheDispatcherIsAnErrorThatSaysWhatToDo) {
+  DeferredInit deferred_init(smallest);
   at::Tensor made = at::ones({10, 10});
   for (const auto& read : std::vector<std::function<void()>>{
            [&] { (void)made.data_ptr(); }, [&] { (void)made.accessor<float, 2>(); },
@@ -186,12 +186,12 @@ TEST(Deferral, ReadingPastTheDispatcherIsAnErrorThatSaysWhatToDo) {
             std::string::npos);
 }
 
-TEST(Deferral, TheFirstUseOutsideGivesMemoryForGood) {
+TEST(DeferredInit, TheFirstUseOutsideGivesMemoryForGood) {
   torch::manual_seed(1);
   torch::nn::Linear ordinary(20, 10), deferred{nullptr};
   torch::manual_seed(1);
   {
-    Deferral deferral(smallest);
+    DeferredInit deferred_init(smallest);
     deferred = torch::nn::Linear(20, 10);
   }
   at::Tensor input = at::ones({2, 20});
@@ -204,10 +204,10 @@ TEST(Deferral, TheFirstUseOutsideGivesMemoryForGood) {
   EXPECT_NE(deferred->weight.const_data_ptr(), nullptr);
 }
 
-TEST(Deferral, TensorsThatShareAStorageGoOnSharingIt) {
+TEST(DeferredInit, TensorsThatShareAStorageGoOnSharingIt) {
   at::Tensor base, view;
   {
-    Deferral deferral(smallest);
+    DeferredInit deferred_init(smallest);
     base = at::zeros({10, 10});
     view = base.select(0, 3);
   }
@@ -218,10 +218,10 @@ TEST(Deferral, TensorsThatShareAStorageGoOnSharingIt) {
   EXPECT_EQ(base.sum().item<float>(), 40);
 }
 
-TEST(Deferral, MemoryWithoutValuesIsForWhoWritesThem) {
+TEST(DeferredInit, MemoryWithoutValuesIsForWhoWritesThem) {
   at::Tensor made;
   {
-    Deferral deferral(smallest);
+    DeferredInit deferred_init(smallest);
     made = at::randn({10, 10});
   }
   give_memory(made);
@@ -231,8 +231,8 @@ TEST(Deferral, MemoryWithoutValuesIsForWhoWritesThem) {
   EXPECT_EQ(made.sum().item<float>(), 100);
 }
 
-TEST(Deferral, ATableThatIsWrittenElementByElementGetsMemoryAtOnce) {
-  Deferral deferral(smallest);
+TEST(DeferredInit, ATableThatIsWrittenElementByElementGetsMemoryAtOnce) {
+  DeferredInit deferred_init(smallest);
   at::Tensor table = at::zeros({20, 20});
   for (int i = 0; i < 20; ++i)
     for (int j = 0; j < 20; ++j) table[i][j] = i - j;
@@ -241,8 +241,8 @@ TEST(Deferral, ATableThatIsWrittenElementByElementGetsMemoryAtOnce) {
   EXPECT_EQ(table.sum().item<float>(), 0);
 }
 
-TEST(Deferral, OtherThreadsMakeTensorsAsAlways) {
-  Deferral deferral(smallest);
+TEST(DeferredInit, OtherThreadsMakeTensorsAsAlways) {
+  DeferredInit deferred_init(smallest);
   at::Tensor made = at::ones({10, 10}), of_other;
   std::thread([&] {
     of_other = at::ones({10, 10});
@@ -253,10 +253,10 @@ TEST(Deferral, OtherThreadsMakeTensorsAsAlways) {
   EXPECT_EQ((made + 1).sum().item<float>(), 300);
 }
 
-TEST(Deferral, NothingStaysOfATensorThatIsGone) {
+TEST(DeferredInit, NothingStaysOfATensorThatIsGone) {
   test::Allocations counter;
   {
-    Deferral deferral(smallest);
+    DeferredInit deferred_init(smallest);
     at::Tensor made = at::randn({100, 100}) * 2;
     give_values(made);
     EXPECT_GE(counter.held(), 40000);
@@ -264,12 +264,12 @@ TEST(Deferral, NothingStaysOfATensorThatIsGone) {
   EXPECT_EQ(counter.held(), 0);
 }
 
-TEST(Deferral, WhatIsMadeAfterwardsIsOrdinary) {
-  { Deferral deferral(smallest); }
+TEST(DeferredInit, WhatIsMadeAfterwardsIsOrdinary) {
+  { DeferredInit deferred_init(smallest); }
   EXPECT_FALSE(is_lazy(at::ones({100})));
   EXPECT_THROW(
       [] {
-        Deferral deferral(smallest);
+        DeferredInit deferred_init(smallest);
         throw std::runtime_error("in a constructor");
       }(),
       std::runtime_error);

@@ -2,8 +2,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/store/memory_store.h>
 
+#include "elastic/round_client.h"
 #include "elastic/round_loop.h"
-#include "elastic/rounds.h"
 #include "elastic/small_agent.h"
 #include "support/messages.h"
 
@@ -29,7 +29,7 @@ using test::SmallAgent;
 
 namespace {
 
-TEST(Rounds, AWorkerFindsItsPlaceInTheList) {
+TEST(RoundClient, AWorkerFindsItsPlaceInTheList) {
   const std::string lines = "0 0.3 0 0 2 a.example\n1 0.1 0 1 2 a.example\n2 1.0 1 0 1 b.example\n";
   const auto place = place_in(lines, "1.0");
   ASSERT_TRUE(place);
@@ -40,7 +40,7 @@ TEST(Rounds, AWorkerFindsItsPlaceInTheList) {
   EXPECT_FALSE(place_in(lines, "0"));
 }
 
-TEST(Rounds, ListsOfOtherFormsAreRefusedInOneLine) {
+TEST(RoundClient, ListsOfOtherFormsAreRefusedInOneLine) {
   for (const std::string lines : {"", "\n", "1 0.3 0 0 2 a\n", "0 0.3\n",
                                   "0 0.3 0 0 1 a\n2 1 0 0 1 a\n", "zero 0.3 0 0 2 a\n"}) {
     const std::string message = message_of<BadInput>([&] { (void)place_in(lines, "0.3"); });
@@ -49,9 +49,9 @@ TEST(Rounds, ListsOfOtherFormsAreRefusedInOneLine) {
   }
 }
 
-TEST(Rounds, AWaitInTheStoreEndsWithTheRound) {
+TEST(RoundClient, AWaitInTheStoreEndsWithTheRound) {
   auto below = std::make_shared<MemoryStore>();
-  const Rounds rounds(below, "0.0", 4);
+  const RoundClient rounds(below, "0.0", 4);
   auto store = rounds.filtered(below);
   store->set("here", "1");
   EXPECT_EQ(store->get("here", Deadline::after(1s)), "1");
@@ -64,9 +64,9 @@ TEST(Rounds, AWaitInTheStoreEndsWithTheRound) {
   EXPECT_LT(std::chrono::steady_clock::now() - began, 10s);
 }
 
-TEST(Rounds, NextIsTheNewestRoundAndNothingForAWorkerWithoutAPlace) {
+TEST(RoundClient, NextIsTheNewestRoundAndNothingForAWorkerWithoutAPlace) {
   auto store = std::make_shared<MemoryStore>();
-  Rounds rounds(store, "0.1", 0);
+  RoundClient rounds(store, "0.1", 0);
   EXPECT_FALSE(message_of<Timeout>([&] { (void)rounds.next(50ms); }).empty());
   EXPECT_EQ(store->try_get("lockstep-round/0/waiting/0.1"), "1");
   store->set("lockstep-round/3/workers", "0 0.4 0 0 2 localhost\n1 0.1 0 1 2 localhost\n");
@@ -130,7 +130,7 @@ TEST_P(InPlace, RoundsGiveBackAllThatTheyTook) {
   SmallAgent agent(
       [] {
         Held first;
-        const bool is_done = run_rounds({}, [&](Round& round) {
+        const bool is_done = run_rendezvous_rounds({}, [&](Round& round) {
           if (round.number() == settled) first = held();
           if (round.number() == rounds) {
             const Held last = held_in_the_end(first);
@@ -141,7 +141,8 @@ TEST_P(InPlace, RoundsGiveBackAllThatTheyTook) {
             EXPECT_LE(last.mappings, first.mappings + own_mappings + (is_gloo ? 12 : 0));
             return;
           }
-          round.mark("at " + std::to_string(round.group().rank()), std::to_string(round.number()));
+          round.set_flag("at " + std::to_string(round.group().rank()),
+                         std::to_string(round.number()));
           work(round);
         });
         return is_done ? 0 : 2;
@@ -158,18 +159,18 @@ TEST_P(InPlace, RoundsGiveBackAllThatTheyTook) {
   EXPECT_EQ(agent.wait(), (std::vector<int>{0, 0}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, InPlace, testing::Values("shm", "gloo"),
+INSTANTIATE_TEST_SUITE_P(Backends, InPlace, testing::Values("shm", "gloo"),
                          [](const auto& info) { return info.param; });
 
 TEST(InPlace, SurvivorsOfAKilledWorkerMeetTheOneThatTakesItsPlace) {
   SmallAgent agent([] {
-    (void)run_rounds({}, [&](Round& round) {
+    (void)run_rendezvous_rounds({}, [&](Round& round) {
       Group& group = round.group();
       at::Tensor ranks = at::ones({1}) * group.rank();
       group.all_reduce(ranks).wait();
       EXPECT_EQ(ranks.item<float>(), group.size() * (group.size() - 1) / 2.0);
       if (round.number() == 4) return;
-      round.mark("at " + std::to_string(group.rank()), std::to_string(round.number()));
+      round.set_flag("at " + std::to_string(group.rank()), std::to_string(round.number()));
       work(round);
     });
     return 0;
@@ -191,14 +192,14 @@ TEST(InPlace, SurvivorsOfAKilledWorkerMeetTheOneThatTakesItsPlace) {
 
 TEST(InPlace, WithoutAnAgentThereIsOneRoundAndErrorsAreThrown) {
   int calls = 0;
-  EXPECT_TRUE(run_rounds({}, [&](Round& round) {
+  EXPECT_TRUE(run_rendezvous_rounds({}, [&](Round& round) {
     ++calls;
     EXPECT_FALSE(round.has_agent());
     EXPECT_EQ(round.group().size(), 1);
   }));
   EXPECT_EQ(calls, 1);
   EXPECT_FALSE(message_of<PeerLost>([] {
-                 (void)run_rounds({}, [](Round&) { throw PeerLost("rank 1 is gone"); });
+                 (void)run_rendezvous_rounds({}, [](Round&) { throw PeerLost("rank 1 is gone"); });
                }).empty());
 }
 

@@ -10,7 +10,7 @@
 #include <lockstep/parallel/sharded/fully_shard.h>
 
 #include "support/messages.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mse_loss.h>
@@ -74,10 +74,10 @@ std::vector<double> trained_in_slots(Group group, std::int64_t slots) {
   return all;
 }
 
-class SlotGradientsOf : public test::EngineTest {};
+class SlotGradientsOf : public test::BackendTest {};
 
 TEST_P(SlotGradientsOf, ATrainingHasTheBitsOfOneProcess) {
-  if (engine() == test::Engine::local) GTEST_SKIP() << "ranks that share one generator";
+  if (backend() == test::BackendKind::local) GTEST_SKIP() << "ranks that share one generator";
   std::map<std::int64_t, std::vector<double>> alone;
   for (std::int64_t slots : {1, 3, 4, 8}) alone[slots] = trained_in_slots(Group(), slots);
   run([&](Group group) {
@@ -115,7 +115,7 @@ std::vector<double> trained_in_parts(const Group& group, std::int64_t slots) {
 }
 
 TEST_P(SlotGradientsOf, ATrainingInPartsHasTheBitsOfOneProcess) {
-  if (engine() == test::Engine::local) GTEST_SKIP() << "ranks that share one generator";
+  if (backend() == test::BackendKind::local) GTEST_SKIP() << "ranks that share one generator";
   for (const std::int64_t slots : {1, 4}) {
     const std::vector<double> alone = trained_in_parts(Group(), slots);
     run([&](Group group) { EXPECT_EQ(trained_in_parts(group, slots), alone) << slots; });
@@ -141,12 +141,12 @@ TEST_P(SlotGradientsOf, AParameterWithoutAGradientHasNoneAndOthersCountAsZeros) 
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, SlotGradientsOf, test::every_engine({1, 2, 5}),
-                         test::engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, SlotGradientsOf, test::every_backend({1, 2, 5}),
+                         test::backend_test_name);
 
 // Without one of these calls, the result would depend on the number of ranks.
 TEST_P(SlotGradientsOf, AForgottenCallIsAMistake) {
-  if (engine() == test::Engine::local) GTEST_SKIP() << "ranks that share one generator";
+  if (backend() == test::BackendKind::local) GTEST_SKIP() << "ranks that share one generator";
   run([](Group group) {
     for (const bool forgets_no_sync : {false, true}) {
       models::Mlp model = model_of_slots();
@@ -181,7 +181,7 @@ TEST_P(SlotGradientsOf, ParametersOfAShardedModuleAreRefused) {
 
 // Stages, parts of sequences and experts would have different rows or different parameters.
 TEST(SlotGradients, RefusesModelsOnOtherAxes) {
-  test::run_group(test::Engine::local, 2, [](Group group) {
+  test::run_group(test::BackendKind::local, 2, [](Group group) {
     const auto refused = [&](const ParallelModel& model) {
       return contains(message_of<InvalidArgument>([&] { SlotGradients(4, model); }),
                       "SlotGradients: expected a model without experts on axes dp, fsdp and tp");
@@ -193,7 +193,7 @@ TEST(SlotGradients, RefusesModelsOnOtherAxes) {
     EXPECT_TRUE(refused(parallelize(layers(), Mesh(group, {{"dp", 2}}))));
     EXPECT_TRUE(refused(parallelize(layers(), Mesh(group, {{"pp", 2}, {"fsdp", 1}}))));
     const models::GptOptions shape{
-        .layers = 1, .heads = 2, .width = 4, .block = 4, .vocabulary = 7};
+        .layers = 1, .heads = 2, .hidden_size = 4, .context_length = 4, .vocabulary = 7};
     EXPECT_TRUE(refused(parallelize(models::Gpt(shape), Mesh(group, {{"cp", 2}, {"fsdp", 1}}))));
     EXPECT_TRUE(refused(
         parallelize(models::Moe(models::MoeOptions{.gpt = shape}), Mesh(group, {{"fsdp", 2}}))));

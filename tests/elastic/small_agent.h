@@ -1,5 +1,5 @@
 // A small agent for tests. It forks the workers of an elastic run, ends their rounds and begins new
-// ones, with the keys of src/elastic/rounds.h in a store in a folder.
+// ones, with the keys of src/elastic/round_client.h in a store in a folder.
 #pragma once
 
 #include <lockstep/store/file_store.h>

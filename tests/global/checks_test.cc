@@ -23,7 +23,7 @@ namespace {
 
 // Ranks are processes, which have their own generators.
 void run_as_processes(int ranks, const test::GroupBody& body) {
-  test::run_group(test::Engine::shm, ranks, body);
+  test::run_group(test::BackendKind::shm, ranks, body);
 }
 
 at::Tensor global_ones(const Mesh& mesh) {

@@ -181,7 +181,7 @@ void expect_as_on_one(const Mesh& mesh, const Kernel& kernel, const Placements& 
 
 TEST(DeviceAttention, IsThatOfOneProcess) {
   for (const int ranks : {1, 2, 3, 4})
-    test::run_group(test::Engine::local, ranks, [&](Group world) {
+    test::run_group(test::BackendKind::local, ranks, [&](Group world) {
       const Mesh mesh(std::move(world), {{"tp", ranks}});
       const Tensor mask = numbers({1, 1, 5, 5}, 7);
       for (const Kernel& kernel : kernels())
@@ -196,7 +196,7 @@ TEST(DeviceAttention, IsThatOfOneProcess) {
 // Keys and values travel around the ring, and no rank has the scores of all.
 TEST(DeviceAttention, OfShardedTokensIsARing) {
   for (const int ranks : {2, 3})
-    test::run_group(test::Engine::local, ranks, [&](Group world) {
+    test::run_group(test::BackendKind::local, ranks, [&](Group world) {
       const Mesh mesh(std::move(world), {{"cp", ranks}});
       for (const Kernel& kernel : kernels())
         for (const Placement cut : {Placement(Shard(2)), Placement(Shard(2).zigzag())}) {
@@ -213,7 +213,7 @@ TEST(DeviceAttention, OfShardedTokensIsARing) {
 // A rank would draw other numbers for its heads than a single process, so nothing is sharded, even
 // if an earlier call had no dropout.
 TEST(DeviceAttention, WithDropoutNothingIsCut) {
-  test::run_group(test::Engine::local, 2, [&](Group world) {
+  test::run_group(test::BackendKind::local, 2, [&](Group world) {
     const Mesh mesh(std::move(world), {{"tp", 2}});
     const Tensor x = distribute(numbers({2, 4, 5, 8}, 1), mesh, {Shard(1)});
     for (const double dropout : {0.0, 0.5, 0.0}) {

@@ -1,8 +1,8 @@
 // Models outside of the library: a Llama block, torch::nn::Transformer.
 #include <lockstep/models/conv_net.h>
 
+#include "support/torch/backend_test.h"
 #include "support/torch/drawn_numbers.h"
-#include "support/torch/engine_test.h"
 #include "tests_of_global.h"
 
 #include <torch/torch.h>
@@ -168,7 +168,7 @@ const Optimizers adam = one_step_of<torch::optim::Adam>(torch::optim::AdamOption
 const Optimizers sgd = one_step_of<torch::optim::SGD>(
     torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.01));
 
-class Layers : public test::EngineTest {};
+class Layers : public test::BackendTest {};
 
 TEST_P(Layers, ALlamaBlock) {
   std::function<LlamaBlock()> make = [] { return LlamaBlock(16, 8, 4, 24); };
@@ -303,7 +303,7 @@ TEST(LayersOfProcesses, ATransformerWithDropoutDrawsWhatOneProcessDoes) {
   };
   at::Tensor data = at::arange(5 * 4 * 8, at::kDouble).view({5, 4, 8}).sin();
   for (int ranks : {2, 3})
-    test::run_group(test::Engine::shm, ranks, [&](Group world) {
+    test::run_group(test::BackendKind::shm, ranks, [&](Group world) {
       for (const Trial& trial : random_trials(world.size()))
         compare_a_step(world, make, run_it, data, trial, sgd);
     });
@@ -320,18 +320,18 @@ TEST(LayersOfProcesses, AConvNetWithDropoutOfChannelsTrainsAsOneProcess) {
   };
   at::Tensor data = at::arange(3 * 28 * 28, at::kDouble).view({3, 1, 28, 28}).sin();
   for (int ranks : {1, 3})
-    test::run_group(test::Engine::shm, ranks, [&](Group world) {
+    test::run_group(test::BackendKind::shm, ranks, [&](Group world) {
       for (const Trial& trial : random_trials(world.size()))
         compare_a_step(world, make, run_it, data, trial, adam);
     });
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Layers,
-                         testing::Values(std::tuple(test::Engine::local, 1),
-                                         std::tuple(test::Engine::local, 2),
-                                         std::tuple(test::Engine::local, 3),
-                                         std::tuple(test::Engine::local, 4)),
-                         test::engine_test_name);
+                         testing::Values(std::tuple(test::BackendKind::local, 1),
+                                         std::tuple(test::BackendKind::local, 2),
+                                         std::tuple(test::BackendKind::local, 3),
+                                         std::tuple(test::BackendKind::local, 4)),
+                         test::backend_test_name);
 
 }  // namespace
 }  // namespace lockstep

@@ -4,7 +4,7 @@
 
 #include "support/messages.h"
 #include "support/torch/allocations.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 #include "tests_of_global.h"
 
 #include <torch/torch.h>
@@ -152,7 +152,7 @@ TEST(LinearCrossEntropy, HoldsTheLogitsOfSomeRowsOnly) {
             << " bytes, naive " << plain << "\n";
 }
 
-class CutClasses : public test::EngineTest {};
+class CutClasses : public test::BackendTest {};
 
 TEST_P(CutClasses, BothLossesAreThoseOfOneProcess) {
   run([&](Group world) {
@@ -259,12 +259,12 @@ TEST_P(CutClasses, WeightsSumsAndSingleLossesToo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, CutClasses,
-                         testing::Values(std::tuple(test::Engine::local, 1),
-                                         std::tuple(test::Engine::local, 2),
-                                         std::tuple(test::Engine::local, 3),
-                                         std::tuple(test::Engine::local, 4),
-                                         std::tuple(test::Engine::shm, 2)),
-                         test::engine_test_name);
+                         testing::Values(std::tuple(test::BackendKind::local, 1),
+                                         std::tuple(test::BackendKind::local, 2),
+                                         std::tuple(test::BackendKind::local, 3),
+                                         std::tuple(test::BackendKind::local, 4),
+                                         std::tuple(test::BackendKind::shm, 2)),
+                         test::backend_test_name);
 
 }  // namespace
 }  // namespace lockstep

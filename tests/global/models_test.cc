@@ -2,7 +2,7 @@
 #include <lockstep/models/gpt.h>
 #include <lockstep/models/mlp.h>
 
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 #include "tests_of_global.h"
 
 #include <torch/torch.h>
@@ -62,7 +62,7 @@ void distribute_parameters(Model& model, const Mesh& mesh, const Layout& layout)
     distribute_(item.value(), mesh, placements_of(item.key(), layout, mesh.axes().size()));
 }
 
-class Models : public test::EngineTest {
+class Models : public test::BackendTest {
  protected:
   // Trains a model in double precision on plain tensors, and again with placed parameters and data.
   template <class Model, class Optimizer, class Options>
@@ -120,8 +120,8 @@ TEST_P(Models, AGptTrainsAsOnOneProcess) {
   models::GptOptions options;
   options.layers = 2;
   options.heads = 4;
-  options.width = 8;
-  options.block = 6;
+  options.hidden_size = 8;
+  options.context_length = 6;
   options.vocabulary = 11;
   auto make = [&] { return Gpt(options); };
   Loss<Gpt> loss = [](Gpt& model, const at::Tensor& x, const at::Tensor& y) {
@@ -153,12 +153,12 @@ TEST_P(Models, AGptTrainsAsOnOneProcess) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Models,
-                         testing::Values(std::tuple(test::Engine::local, 1),
-                                         std::tuple(test::Engine::local, 2),
-                                         std::tuple(test::Engine::local, 3),
-                                         std::tuple(test::Engine::local, 4),
-                                         std::tuple(test::Engine::shm, 2)),
-                         test::engine_test_name);
+                         testing::Values(std::tuple(test::BackendKind::local, 1),
+                                         std::tuple(test::BackendKind::local, 2),
+                                         std::tuple(test::BackendKind::local, 3),
+                                         std::tuple(test::BackendKind::local, 4),
+                                         std::tuple(test::BackendKind::shm, 2)),
+                         test::backend_test_name);
 
 }  // namespace
 }  // namespace lockstep

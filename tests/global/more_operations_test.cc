@@ -1,7 +1,7 @@
 // Activations, cumulative operations, selections, diagonals, windows and padding give the same
 // results on global tensors as on a single process.
 #include "cases_of_operations.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <cmath>
 
@@ -133,7 +133,7 @@ std::vector<Case> diagonal_cases() {
   };
 }
 
-class MoreOperations : public test::EngineTest {
+class MoreOperations : public test::BackendTest {
  protected:
   void try_all(const std::vector<Case>& cases) {
     run(
@@ -149,11 +149,11 @@ TEST_P(MoreOperations, CumulativeAndChoosing) { try_all(cumulative_cases()); }
 TEST_P(MoreOperations, DiagonalsWindowsAndPadding) { try_all(diagonal_cases()); }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, MoreOperations,
-                         testing::Values(std::tuple(test::Engine::local, 1),
-                                         std::tuple(test::Engine::local, 2),
-                                         std::tuple(test::Engine::local, 3),
-                                         std::tuple(test::Engine::local, 4)),
-                         test::engine_test_name);
+                         testing::Values(std::tuple(test::BackendKind::local, 1),
+                                         std::tuple(test::BackendKind::local, 2),
+                                         std::tuple(test::BackendKind::local, 3),
+                                         std::tuple(test::BackendKind::local, 4)),
+                         test::backend_test_name);
 
 }  // namespace
 }  // namespace lockstep

@@ -1,5 +1,5 @@
 #include "cases_of_operations.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <torch/torch.h>
 
@@ -256,7 +256,7 @@ std::vector<Case> llama_cases() {
   };
 }
 
-class Operations : public test::EngineTest {
+class Operations : public test::BackendTest {
  protected:
   void try_all(const std::vector<Case>& cases) {
     run(
@@ -276,11 +276,11 @@ TEST_P(Operations, Losses) { try_all(loss_cases()); }
 TEST_P(Operations, PiecesOfALlamaBlock) { try_all(llama_cases()); }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Operations,
-                         testing::Values(std::tuple(test::Engine::local, 1),
-                                         std::tuple(test::Engine::local, 2),
-                                         std::tuple(test::Engine::local, 3),
-                                         std::tuple(test::Engine::local, 4)),
-                         test::engine_test_name);
+                         testing::Values(std::tuple(test::BackendKind::local, 1),
+                                         std::tuple(test::BackendKind::local, 2),
+                                         std::tuple(test::BackendKind::local, 3),
+                                         std::tuple(test::BackendKind::local, 4)),
+                         test::backend_test_name);
 
 }  // namespace
 }  // namespace lockstep

@@ -314,7 +314,7 @@ void try_program(const RandomProgram& program, const Group& world, const std::ve
   }
 }
 
-void try_random_program(test::Random& random, test::Engine engine) {
+void try_random_program(test::Random& random, test::BackendKind backend) {
   int ranks = 1 + static_cast<int>(test::below(random, 4));
   auto shapes = shapes_of_meshes(ranks);
   std::vector<int> shape = shapes[test::below(random, shapes.size())];
@@ -322,18 +322,18 @@ void try_random_program(test::Random& random, test::Engine engine) {
                         .columns = static_cast<std::int64_t>(2 + test::below(random, 7)),
                         .seed = random(),
                         .steps = 2 + static_cast<int>(test::below(random, 8))};
-  test::run_group(engine, ranks, [&](Group world) { try_program(program, world, shape); });
+  test::run_group(backend, ranks, [&](Group world) { try_program(program, world, shape); });
 }
 
 TEST(RandomPrograms, OnGlobalTensorsGiveThePlainResult) {
   for (test::FuzzRounds rounds("global_programs", 20); rounds.next();)
-    try_random_program(rounds.random(), test::Engine::local);
+    try_random_program(rounds.random(), test::BackendKind::local);
 }
 
 TEST(RandomPrograms, OfProcessesGiveThePlainResult) {
   test::Random random(20);
   for (int round = 0; round < 10 && !testing::Test::HasFailure(); ++round)
-    try_random_program(random, test::Engine::shm);
+    try_random_program(random, test::BackendKind::shm);
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 #include <lockstep/global/tensor.h>
 
 #include "support/messages.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 #include "tests_of_global.h"
 
 #include <ATen/ops/arange.h>
@@ -18,7 +18,7 @@ using test::message_of;
 using test::numbers;
 using test::shapes_of_meshes;
 
-class Redistribution : public test::EngineTest {};
+class Redistribution : public test::BackendTest {};
 
 // With [2, 0] and the like, some ranks have no elements.
 const std::vector<std::vector<std::int64_t>> sizes_to_try = {{4, 6}, {5, 3}, {1, 7}, {0, 4}, {3}};
@@ -102,13 +102,15 @@ TEST_P(Redistribution, PartialOfOtherOperations) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Ranks, Redistribution,
-    testing::Values(std::tuple(test::Engine::local, 1), std::tuple(test::Engine::local, 2),
-                    std::tuple(test::Engine::local, 3), std::tuple(test::Engine::local, 4),
-                    std::tuple(test::Engine::local, 8), std::tuple(test::Engine::shm, 2),
-                    std::tuple(test::Engine::shm, 3)),
-    test::engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Ranks, Redistribution,
+                         testing::Values(std::tuple(test::BackendKind::local, 1),
+                                         std::tuple(test::BackendKind::local, 2),
+                                         std::tuple(test::BackendKind::local, 3),
+                                         std::tuple(test::BackendKind::local, 4),
+                                         std::tuple(test::BackendKind::local, 8),
+                                         std::tuple(test::BackendKind::shm, 2),
+                                         std::tuple(test::BackendKind::shm, 3)),
+                         test::backend_test_name);
 
 TEST(GlobalTensors, DistributeTakesTheFirstRanksValuesAndGivesTheGradientWhole) {
   run_as_threads(3, [](Group world) {

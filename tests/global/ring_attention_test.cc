@@ -5,7 +5,7 @@
 
 #include <lockstep/global/tensor.h>
 
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 #include "tests_of_global.h"
 
 #include <ATen/ops/linspace.h>
@@ -17,7 +17,7 @@
 namespace lockstep {
 namespace {
 
-using test::EngineTest;
+using test::BackendTest;
 
 struct AttentionCase {
   std::int64_t rows = 2, heads = 4, groups = 4, queries = 12, keys = 12, features = 8;
@@ -82,7 +82,7 @@ double attention_difference(const Mesh& mesh, const AttentionCase& one, Placemen
 
 const std::vector<Placement> ring_cuts = {Shard(1), Shard(1).zigzag()};
 
-class RingOfRanks : public EngineTest {};
+class RingOfRanks : public BackendTest {};
 
 TEST_P(RingOfRanks, IsThatOfOneProcess) {
   run([](Group world) {
@@ -106,7 +106,8 @@ TEST_P(RingOfRanks, IsThatOfOneProcess) {
 // LibTorch's formula consists of several operations, whose random numbers equal those of a single
 // process.
 TEST_P(RingOfRanks, WithDropoutItHasTheNumbersOfOneProcess) {
-  if (engine() != test::Engine::shm && size() > 1) GTEST_SKIP() << "threads share a generator";
+  if (backend() != test::BackendKind::shm && size() > 1)
+    GTEST_SKIP() << "threads share a generator";
   run([](Group world) {
     const Mesh mesh(world, {{"cp", -1}});
     set_global_options(mesh, {.replicate_plain = true});
@@ -159,13 +160,15 @@ TEST_P(RingOfRanks, WhatTravelsIsWhatTheFormulasSay) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Ranks, RingOfRanks,
-    testing::Values(std::tuple(test::Engine::local, 1), std::tuple(test::Engine::local, 2),
-                    std::tuple(test::Engine::local, 3), std::tuple(test::Engine::local, 4),
-                    std::tuple(test::Engine::local, 5), std::tuple(test::Engine::shm, 2),
-                    std::tuple(test::Engine::shm, 3)),
-    test::engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Ranks, RingOfRanks,
+                         testing::Values(std::tuple(test::BackendKind::local, 1),
+                                         std::tuple(test::BackendKind::local, 2),
+                                         std::tuple(test::BackendKind::local, 3),
+                                         std::tuple(test::BackendKind::local, 4),
+                                         std::tuple(test::BackendKind::local, 5),
+                                         std::tuple(test::BackendKind::shm, 2),
+                                         std::tuple(test::BackendKind::shm, 3)),
+                         test::backend_test_name);
 
 }  // namespace
 }  // namespace lockstep

@@ -2,7 +2,7 @@
 #include <lockstep/global/rule.h>
 
 #include "support/messages.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 #include "tests_of_global.h"
 
 #include <torch/library.h>
@@ -159,7 +159,7 @@ TEST(Rules, ChooseTheFewestBytes) {
 }
 
 TEST(Rules, DropoutDrawsWhatOneProcessDoes) {
-  test::run_group(test::Engine::shm, 3, [](Group world) {
+  test::run_group(test::BackendKind::shm, 3, [](Group world) {
     Mesh mesh(world, {{"dp", 3}});
     at::Tensor x = at::ones({5, 4});
     torch::manual_seed(4);

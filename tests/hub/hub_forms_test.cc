@@ -23,9 +23,9 @@ models::Llama small_llama(bool tied) {
   return models::Llama(models::LlamaOptions{.layers = 1,
                                             .heads = 2,
                                             .key_value_heads = 2,
-                                            .width = 8,
-                                            .hidden = 12,
-                                            .block = 16,
+                                            .hidden_size = 8,
+                                            .intermediate_size = 12,
+                                            .context_length = 16,
                                             .vocabulary = 11,
                                             .tied = tied});
 }

@@ -138,8 +138,12 @@ TEST_P(Hub, ASavedModelReplacesAnother) {
 TEST(HubBiases, OfAGptWithoutThemAreZero) {
   const test::TemporaryFolder folder;
   torch::manual_seed(3);
-  models::Gpt model(models::GptOptions{
-      .layers = 2, .heads = 2, .width = 8, .block = 8, .vocabulary = 11, .bias = false});
+  models::Gpt model(models::GptOptions{.layers = 2,
+                                       .heads = 2,
+                                       .hidden_size = 8,
+                                       .context_length = 8,
+                                       .vocabulary = 11,
+                                       .bias = false});
   model->eval();
   hub::save_language_model(folder / "m", model);
   auto found = std::get<models::Gpt>(hub::load_language_model(folder / "m"));
@@ -155,9 +159,9 @@ TEST(HubKills, LeaveOneModelOrNone) {
   const models::LlamaOptions options{.layers = 1,
                                      .heads = 2,
                                      .key_value_heads = 2,
-                                     .width = 8,
-                                     .hidden = 8,
-                                     .block = 8,
+                                     .hidden_size = 8,
+                                     .intermediate_size = 8,
+                                     .context_length = 8,
                                      .vocabulary = 11};
   std::vector<hub::LanguageModel> two;
   for (const double base : {10000.0, 500.0}) {

@@ -7,7 +7,8 @@ import time
 
 from support import build_folder, expect, fail
 
-MODEL = ("--layers 2 --heads 2 --width 32 --block 16 --batch 12 --slots 6 --dropout 0.1 --warmup 10 --log-every 5 "
+MODEL = ("--layers 2 --heads 2 --width 32 --block 16 --batch 12 --elastic-micro-batches 6 "
+         "--dropout 0.1 --warmup 10 --log-every 5 "
          "--eval-every 200 --eval-batches 1").split()
 
 
@@ -37,7 +38,7 @@ def has_rank(folder, surroundings):
     return "round watch\n" in threads
 
 
-def workers_of(process, reserve=False):
+def workers_of(process, hot_spare=False):
     """Returns the processes that a launcher has started and that have a rank, or the hot spares."""
     found = []
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
@@ -48,16 +49,16 @@ def workers_of(process, reserve=False):
             surroundings = (folder / "environ").read_bytes()
             if b"\0LOCKSTEP_AGENT=" not in surroundings:
                 continue
-            waits = (folder / "comm").read_text() == "reserve\n"
-            if waits if reserve else has_rank(folder, surroundings) and not waits:
+            waits = (folder / "comm").read_text() == "hot-spare\n"
+            if waits if hot_spare else has_rank(folder, surroundings) and not waits:
                 found.append(int(folder.name))
         except (OSError, ValueError):
             continue  # the process has just ended
     return found
 
 
-def kill_one(process, number=signal.SIGKILL, reserve=False):
-    workers = workers_of(process, reserve)
+def kill_one(process, number=signal.SIGKILL, hot_spare=False):
+    workers = workers_of(process, hot_spare)
     if not workers:
         return False
     try:

@@ -107,7 +107,7 @@ def killed(folder, steps):
             kills += 1
             times.append(at)
         if not IS_SOAK and kills % 3 == 0:
-            kill_one(run_of.process, reserve=True)
+            kill_one(run_of.process, hot_spare=True)
     code, output, _ = run_of.finish(3600)
     expect(code == 0, f"a run with {kills} kills ended with {code}", output[-20000:])
     is_same = model_of(folder, "killed") == model_of(folder, "calm")

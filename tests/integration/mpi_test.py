@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The engine mpi when a rank is killed, never calls or ends late: which one is named, and that everything ends."""
+"""The backend mpi when a rank is killed, never calls or ends late: which one is named, and that everything ends."""
 import os
 import re
 import shutil

@@ -20,7 +20,7 @@ def hello(name, launcher, *through):
     code, output, seconds = run([launcher, *options_of(name), "-n", "3", *through, program],
                                 env=environment(LOCKSTEP_BACKEND="shm", **ROOT))
     expect(code == 0, f"{name}: exit code {code}", output)
-    expect_words(output, *[f"hello from rank {rank} of 3 on engine shm" for rank in range(3)])
+    expect_words(output, *[f"hello from rank {rank} of 3 on backend shm" for rank in range(3)])
     shown(f"{name}: three ranks on shm{' through a shell' if through else ''}", seconds)
 
 

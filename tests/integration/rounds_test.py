@@ -138,7 +138,7 @@ def rendezvous(folder):
     code, output, seconds = run([lockstep(), "run", "-n", "3", "--max-restarts", "1", "sh", "-c", script])
     expect(code == 0, f"exit code {code}", output)
     for rank in range(3):
-        expect_words(output, f"hello from rank {rank} of 3 on engine shm")
+        expect_words(output, f"hello from rank {rank} of 3 on backend shm")
     shown("a rank dies while the others wait for it in init()", seconds)
 
 

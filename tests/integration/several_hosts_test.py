@@ -132,7 +132,7 @@ def sleeper(folder):
 def train(cluster):
     hello = [example("01_hello_ranks")]
     finish_well("hello on three hosts, 2 + 1 + 1 ranks", cluster.agents([2, 1, 1], hello),
-                *[f"hello from rank {rank} of 4 on engine hierarchical" for rank in range(4)])
+                *[f"hello from rank {rank} of 4 on backend hierarchical" for rank in range(4)])
     in_python = start_python(cluster)  # another run, at the same time
     finish_well("DDP on two hosts", cluster.agents([1, 1], [example("04_your_own_model")]), "final loss 0.000")
     if in_python:
@@ -218,7 +218,7 @@ def go_on_without_hosts(cluster, folder):
     for agent in (agents[0], agents[1]):
         code, output, _ = agent.finish()
         expect(code == 0, f"exit code {code}", output)
-    expect_words(output, "hello from rank . of 2 on engine (gloo|hierarchical)")
+    expect_words(output, "hello from rank . of 2 on backend (gloo|hierarchical)")
     store.kill()
 
 

@@ -95,7 +95,7 @@ def start_slurm(folder):
 
 
 def hello_of(ranks):
-    return [f"hello from rank {rank} of {ranks} on engine shm" for rank in range(ranks)]
+    return [f"hello from rank {rank} of {ranks} on backend shm" for rank in range(ranks)]
 
 
 def check(what, words, variables, *expected):

@@ -38,7 +38,7 @@ def measured(what, processes):
         code, output, seconds = process.finish(120)
         expect(code == 0, f"{what}: exit code {code}", output)
         together += output
-    expect_words(together, r"ranks \d engine")
+    expect_words(together, r"ranks \d backend")
     shown(what, seconds)
     sent = {way: int(number) for way, number in re.findall(r"(\w+ \w+\d) (\d+)$", together, re.MULTILINE)}
     for way, number in sent.items():

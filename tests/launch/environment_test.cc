@@ -85,15 +85,15 @@ TEST(RankEnvironment, ReplacesWhatAnOuterLauncherSaid) {
     EXPECT_FALSE(found.contains(name)) << name;
 }
 
-TEST(RankEnvironment, OfAProcessInReserveComesInTwoParts) {
+TEST(RankEnvironment, OfAHotSpareComesInTwoParts) {
   const Environment outer{
       {"RANK", "7"}, {"HOME", "/home"}, {"LOCKSTEP_ROUND", "3"}, {"OMP_NUM_THREADS", "5"}};
-  auto found = as_map(reserve_environment(outer, place, 33));
+  auto found = as_map(hot_spare_environment(outer, place, 33));
   for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_PORT", "LOCKSTEP_ROUND", "LOCKSTEP_WORKER",
                            "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"})
     EXPECT_FALSE(found.contains(name)) << name;
-  EXPECT_EQ(found.at("TORCHELASTIC_RUN_ID"), "run") << "by which the guard knows it";
-  EXPECT_EQ(found.extract("LOCKSTEP_RESERVE_FD").mapped(), "33");
+  EXPECT_EQ(found.at("TORCHELASTIC_RUN_ID"), "run") << "by which the orphan reaper knows it";
+  EXPECT_EQ(found.extract("LOCKSTEP_HOT_SPARE_FD").mapped(), "33");
   for (const auto& [name, value] : place_environment(place))
     EXPECT_TRUE(found.emplace(name, value).second) << name;
   EXPECT_EQ(found, as_map(rank_environment(outer, place)));
@@ -109,8 +109,9 @@ TEST(RankEnvironment, GpusOfARankReplaceTheListOfItsAgent) {
   const auto found = as_map(rank_environment(outer, with_gpus));
   EXPECT_EQ(found.at("CUDA_VISIBLE_DEVICES"), "4,5");
   EXPECT_EQ(found.at("LOCKSTEP_SHARE_GPUS"), "1");
-  EXPECT_EQ(as_map(reserve_environment(outer, with_gpus, 33)).at("CUDA_VISIBLE_DEVICES"), "2,3,4,5")
-      << "a process in reserve has no rank yet";
+  EXPECT_EQ(as_map(hot_spare_environment(outer, with_gpus, 33)).at("CUDA_VISIBLE_DEVICES"),
+            "2,3,4,5")
+      << "a hot spare has no rank yet";
   EXPECT_EQ(as_map(place_environment(with_gpus)).at("CUDA_VISIBLE_DEVICES"), "4,5");
 }
 

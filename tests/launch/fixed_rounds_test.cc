@@ -57,11 +57,11 @@ class FixedRounds : public testing::Test {
     nodes_[0] = join_one(0);
     nodes_[1] = second.get();
   }
-  void offer(int node) {
-    static_cast<void>(next(node, Kind::gather));
-    Offer offer = nodes_[node]->empty_offer();
-    offer.workers = {{std::to_string(node) + ".0", false}};
-    nodes_[node]->offer(0, offer);
+  void request_join(int node) {
+    static_cast<void>(next(node, Kind::rendezvous));
+    JoinRequest request = nodes_[node]->empty_join_request();
+    request.workers = {{std::to_string(node) + ".0", false}};
+    nodes_[node]->request_join(0, request);
   }
   RoundEvent next(int node, Kind kind) {
     for (const Deadline limit = Deadline::after(20s); !limit.passed();) {
@@ -84,8 +84,8 @@ class FixedRounds : public testing::Test {
 // is lost.
 TEST_F(FixedRounds, TheFailureThatCameFirstIsTheResultWhicheverIsPublishedFirst) {
   join_both(20s);
-  offer(0);
-  offer(1);
+  request_join(0);
+  request_join(1);
   const RoundPlan plan = next(0, Kind::begin).plan;
   const RunResult first{
       .kind = RunResult::Kind::failed, .node = 1, .exit_code = 3, .rank = 1, .how = "exit code 3"};
@@ -98,7 +98,7 @@ TEST_F(FixedRounds, TheFailureThatCameFirstIsTheResultWhicheverIsPublishedFirst)
 
 TEST_F(FixedRounds, AnAgentThatJoinsAndIsNeverReadyIsNamed) {
   join_both(2s);
-  offer(0);
+  request_join(0);
   for (int node : {0, 1}) {
     const RunResult result = next(node, Kind::over).result;
     EXPECT_EQ(result.node, 1);

@@ -53,12 +53,12 @@ std::string some_text(Random& random) {
                                .log_file = "logs/rank-4.log",
                                .last_lines = {"one", "", "three"}});
     case 4:
-      return to_text(Offer{.node = 3,
-                           .host = "node7",
-                           .address = "10.0.0.7",
-                           .port = 41233,
-                           .failed = true,
-                           .workers = {{"3.0", true}, {"3.7", false}}});
+      return to_text(JoinRequest{.node = 3,
+                                 .host = "node7",
+                                 .address = "10.0.0.7",
+                                 .port = 41233,
+                                 .failed = true,
+                                 .workers = {{"3.0", true}, {"3.7", false}}});
     case 5:
       return to_text(RoundPlan{.round = 4,
                                .restarts = 2,
@@ -66,7 +66,7 @@ std::string some_text(Random& random) {
                                .master_port = 41233,
                                .nodes = {{0, "node7", {"0.1", "0.2"}}, {3, "node8", {"3.0"}}}});
     default:
-      return "lockstep-offer 1\nnode 99999999999999999999\nfailed -1 0 0 0 -5\n| x\n";
+      return "lockstep-join 1\nnode 99999999999999999999\nfailed -1 0 0 0 -5\n| x\n";
   }
 }
 
@@ -91,7 +91,7 @@ TEST(Fuzz, TextsOfOtherAgentsAreReadOrRefused) {
     if (!one_in(rounds.random(), 8)) text = mutated(text, rounds.random());
     read += is_read_or_refused(text, parse_node_claim);
     read += is_read_or_refused(text, parse_run_result);
-    read += is_read_or_refused(text, parse_offer);
+    read += is_read_or_refused(text, parse_join_request);
     read += is_read_or_refused(text, parse_round_plan);
     tried += 4;
     if (tried % 400 == 0) {

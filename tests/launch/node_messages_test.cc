@@ -133,14 +133,15 @@ TEST(NodeMessages, MutatedTextsAreReadOrRefused) {
   EXPECT_GT(refused, 1000);
 }
 
-Offer offer_of(int node, int first_worker, int workers, bool kept = false) {
-  Offer offer{.node = node,
-              .host = "host" + std::to_string(node),
-              .address = "10.0.0." + std::to_string(node),
-              .port = 40000 + node};
+JoinRequest request_of(int node, int first_worker, int workers, bool kept = false) {
+  JoinRequest request{.node = node,
+                      .host = "host" + std::to_string(node),
+                      .address = "10.0.0." + std::to_string(node),
+                      .port = 40000 + node};
   for (int i = 0; i < workers; ++i)
-    offer.workers.push_back({std::to_string(node) + "." + std::to_string(first_worker + i), kept});
-  return offer;
+    request.workers.push_back(
+        {std::to_string(node) + "." + std::to_string(first_worker + i), kept});
+  return request;
 }
 
 std::vector<int> nodes_of(const RoundPlan& plan) {
@@ -150,7 +151,7 @@ std::vector<int> nodes_of(const RoundPlan& plan) {
 }
 
 TEST(RoundPlan, TheFirstRoundHasItsNodesInTheOrderInWhichTheyCame) {
-  const RoundPlan plan = plan_round(nullptr, {offer_of(2, 0, 1), offer_of(0, 0, 2)});
+  const RoundPlan plan = plan_round(nullptr, {request_of(2, 0, 1), request_of(0, 0, 2)});
   EXPECT_EQ(plan.round, 0);
   EXPECT_EQ(plan.restarts, 0);
   EXPECT_EQ(nodes_of(plan), (std::vector<int>{0, 2}));
@@ -165,8 +166,8 @@ TEST(RoundPlan, TheFirstRoundHasItsNodesInTheOrderInWhichTheyCame) {
 
 TEST(RoundPlan, ANodeThatLeavesMakesTheOthersCloseUp) {
   const RoundPlan last =
-      plan_round(nullptr, {offer_of(0, 0, 1), offer_of(1, 0, 1), offer_of(2, 0, 1)});
-  const RoundPlan plan = plan_round(&last, {offer_of(2, 1, 1), offer_of(0, 1, 1)});
+      plan_round(nullptr, {request_of(0, 0, 1), request_of(1, 0, 1), request_of(2, 0, 1)});
+  const RoundPlan plan = plan_round(&last, {request_of(2, 1, 1), request_of(0, 1, 1)});
   EXPECT_EQ(nodes_of(plan), (std::vector<int>{0, 2}));
   EXPECT_EQ(plan.round, 1);
   EXPECT_EQ(plan.restarts, 0) << "no worker has failed";
@@ -174,49 +175,50 @@ TEST(RoundPlan, ANodeThatLeavesMakesTheOthersCloseUp) {
 
 TEST(RoundPlan, ANewNodeTakesThePlaceOfOneThatHasLeftSoThatSurvivorsKeepTheirRanks) {
   const RoundPlan last =
-      plan_round(nullptr, {offer_of(0, 0, 2), offer_of(1, 0, 2), offer_of(2, 0, 2)});
+      plan_round(nullptr, {request_of(0, 0, 2), request_of(1, 0, 2), request_of(2, 0, 2)});
   const RoundPlan same =
-      plan_round(&last, {offer_of(0, 2, 2), offer_of(2, 2, 2), offer_of(3, 0, 2)});
+      plan_round(&last, {request_of(0, 2, 2), request_of(2, 2, 2), request_of(3, 0, 2)});
   EXPECT_EQ(nodes_of(same), (std::vector<int>{0, 3, 2}));
   const RoundPlan other =
-      plan_round(&last, {offer_of(0, 2, 2), offer_of(2, 2, 2), offer_of(3, 0, 1)});
+      plan_round(&last, {request_of(0, 2, 2), request_of(2, 2, 2), request_of(3, 0, 1)});
   EXPECT_EQ(nodes_of(other), (std::vector<int>{0, 2, 3})) << "it does not fit";
   EXPECT_EQ(other.ranks(), 5);
 }
 
 TEST(RoundPlan, SeveralFailuresOfOneRoundAreOneRestart) {
-  const RoundPlan last = plan_round(nullptr, {offer_of(0, 0, 1), offer_of(1, 0, 1)});
-  std::vector<Offer> offers{offer_of(0, 1, 1), offer_of(1, 1, 1)};
-  for (Offer& offer : offers) offer.failed = true;
-  EXPECT_EQ(plan_round(&last, offers).restarts, 1);
+  const RoundPlan last = plan_round(nullptr, {request_of(0, 0, 1), request_of(1, 0, 1)});
+  std::vector<JoinRequest> requests{request_of(0, 1, 1), request_of(1, 1, 1)};
+  for (JoinRequest& request : requests) request.failed = true;
+  EXPECT_EQ(plan_round(&last, requests).restarts, 1);
 }
 
 TEST(RoundPlan, TextsComeBackAsTheyWere) {
-  Offer offer = offer_of(7, 3, 3, true);
-  offer.failed = true;
-  offer.workers[1].kept = false;
-  EXPECT_EQ(parse_offer(to_text(offer)), offer);
-  const RoundPlan plan = plan_round(nullptr, {offer_of(2, 0, 1), offer_of(0, 0, 2)});
+  JoinRequest request = request_of(7, 3, 3, true);
+  request.failed = true;
+  request.workers[1].survives = false;
+  EXPECT_EQ(parse_join_request(to_text(request)), request);
+  const RoundPlan plan = plan_round(nullptr, {request_of(2, 0, 1), request_of(0, 0, 2)});
   EXPECT_EQ(parse_round_plan(to_text(plan)), plan);
 }
 
 TEST(RoundPlan, TextsThatNoAgentWroteAreRefused) {
-  const std::string offer = to_text(offer_of(1, 0, 2));
-  const std::string plan = to_text(plan_round(nullptr, {offer_of(0, 0, 1), offer_of(1, 0, 1)}));
-  for (std::size_t size = 0; size < offer.size(); ++size) {
-    const std::string part = offer.substr(0, size);
-    if (part.ends_with("new\n")) continue;  // an offer of fewer workers
-    EXPECT_THROW((void)parse_offer(part), BadInput) << part;
+  const std::string request = to_text(request_of(1, 0, 2));
+  const std::string plan = to_text(plan_round(nullptr, {request_of(0, 0, 1), request_of(1, 0, 1)}));
+  for (std::size_t size = 0; size < request.size(); ++size) {
+    const std::string part = request.substr(0, size);
+    if (part.ends_with("new\n")) continue;  // a request with fewer workers
+    EXPECT_THROW((void)parse_join_request(part), BadInput) << part;
   }
   for (std::size_t size = 0; size < plan.size(); ++size) {
     const std::string part = plan.substr(0, size);
     if (part.ends_with("worker 0.0\n")) continue;
     EXPECT_THROW((void)parse_round_plan(part), BadInput) << part;
   }
-  EXPECT_NE(test::message_of<BadInput>([&] { (void)parse_offer(plan); }).find("lockstep-offer 1"),
-            std::string::npos);
-  EXPECT_THROW((void)parse_offer(offer + "worker 1 new\n"), BadInput);
-  EXPECT_THROW((void)parse_offer(offer + "worker 1.2 old\n"), BadInput);
+  EXPECT_NE(
+      test::message_of<BadInput>([&] { (void)parse_join_request(plan); }).find("lockstep-join 1"),
+      std::string::npos);
+  EXPECT_THROW((void)parse_join_request(request + "worker 1 new\n"), BadInput);
+  EXPECT_THROW((void)parse_join_request(request + "worker 1.2 old\n"), BadInput);
 }
 
 }  // namespace

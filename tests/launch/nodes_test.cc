@@ -232,10 +232,10 @@ TEST(Nodes, NonsenseInTheAgentsOwnKeysIsOneTrueLineEverywhere) {
   ::chmod(secret.c_str(), 0600);
   int runs = 0;
   for (const std::string& key :
-       {std::string(round_key::result), std::string(round_key::news), round_key::beat(1)}) {
+       {std::string(round_key::result), std::string(round_key::epoch), round_key::heartbeat(1)}) {
     const std::string written = folder / ("written" + std::to_string(++runs));
     auto specs = same_nodes(
-        2, 1, key == round_key::news ? until("[ -e " + written + " ]") : "exec sleep 60");
+        2, 1, key == round_key::epoch ? until("[ -e " + written + " ]") : "exec sleep 60");
     for (WorkerSpec& spec : specs) {
       spec.nodes.secret_file = secret;
       spec.nodes.lost_after = lost_after;

@@ -52,7 +52,7 @@ TEST_F(PrinterTest, AnotherStreamBeginsOnANewLine) {
   printer.print(2, 1, "hello\n");
   printer.print(0, 0, "more\n");
   printer.print(1, 0, "x");
-  printer.say("lockstep run: words");
+  printer.log_line("lockstep run: words");
   EXPECT_EQ(
       printed(),
       "[rank 0] Password: \n[rank 1] hello\n[rank 0] more\n[rank 0] x\nlockstep run: words\n");
@@ -192,7 +192,7 @@ TEST(LastLines, BinaryAndEndlessOutputAreMadeFit) {
 using namespace std::chrono_literals;
 
 // All hot spares have the same rank, -1.
-TEST(RankOutput, LinesOfProcessesInReserveAreKeptApart) {
+TEST(RankOutput, LinesOfHotSparesAreKeptApart) {
   const Screen screen;
   Sink sink(screen.descriptor());
   OpenLine open;
@@ -208,7 +208,8 @@ TEST(RankOutput, LinesOfProcessesInReserveAreKeptApart) {
   writes(other, "another: ");
   writes(other, "goes on\n");
   writes(one, "next\n");
-  EXPECT_EQ(screen.text(), "[reserve] a question: \n[reserve] another: goes on\n[reserve] next\n");
+  EXPECT_EQ(screen.text(),
+            "[hot spare] a question: \n[hot spare] another: goes on\n[hot spare] next\n");
 }
 
 // Messages of several ranks about one failure, and the part of them that is shown.
@@ -306,13 +307,13 @@ TEST(SharedFailures, TwoFailuresAreTwo) {
 TEST(SharedFailures, TheReportDoesNotRepeatThem) {
   SharedFailures failures;
   for (int rank : {2, 0}) static_cast<void>(failures.take(rank, marked(rank)));
-  const FailureReport report{.cause = {.rank = 2, .pid = 71, .exit_code = 1, .how = "exit code 1"},
-                             .ranks = 4,
-                             .at = "12:00:00",
-                             .last_lines = {"step 6", marked(2).substr(0, marked(2).size() - 1)},
-                             .shared = &failures,
-                             .log_file = {},
-                             .others = {}};
+  const RunFailure report{.cause = {.rank = 2, .pid = 71, .exit_code = 1, .how = "exit code 1"},
+                          .ranks = 4,
+                          .at = "12:00:00",
+                          .last_lines = {"step 6", marked(2).substr(0, marked(2).size() - 1)},
+                          .shared = &failures,
+                          .log_file = {},
+                          .others = {}};
   const auto lines = describe(report);
   ASSERT_EQ(lines.size(), 4U);
   EXPECT_EQ(lines[1], "its last lines:");

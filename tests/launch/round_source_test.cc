@@ -26,15 +26,15 @@ RoundEvent only_event(OneRound& round) {
 
 TEST(OneRound, BeginsWithWhatIsOffered) {
   OneRound round(serve_store(0));
-  EXPECT_EQ(only_event(round).kind, Kind::gather);
-  Offer offer = round.empty_offer();
-  offer.workers = {{"0.0", false}, {"0.1", false}};
-  round.offer(0, offer);
+  EXPECT_EQ(only_event(round).kind, Kind::rendezvous);
+  JoinRequest request = round.empty_join_request();
+  request.workers = {{"0.0", false}, {"0.1", false}};
+  round.request_join(0, request);
   const RoundEvent begins = only_event(round);
   EXPECT_EQ(begins.kind, Kind::begin);
   EXPECT_EQ(begins.plan.ranks(), 2);
   EXPECT_EQ(begins.plan.master_address, "127.0.0.1");
-  EXPECT_EQ(begins.plan.master_port, offer.port);
+  EXPECT_EQ(begins.plan.master_port, request.port);
   round.wait_for_the_others(Deadline::never(), [] { return false; });
 }
 
@@ -59,9 +59,9 @@ TEST(OneRound, EndsWithTheFirstThingThatIsSaid) {
 
 TEST(OneRound, WritesNothingIntoItsStore) {
   OneRound round(serve_store(0));
-  Offer offer = round.empty_offer();
-  offer.workers = {{"0.0", false}};
-  round.offer(0, offer);
+  JoinRequest request = round.empty_join_request();
+  request.workers = {{"0.0", false}};
+  round.request_join(0, request);
   round.done(0);
   const auto store = open_store(round.store().address, round.store().secret, 20s);
   EXPECT_TRUE(store->keys("").empty());

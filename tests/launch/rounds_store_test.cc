@@ -100,7 +100,7 @@ TEST_F(RoundsWithAStore, TheStoreMayBeKilledAndStartedAnew) {
                          "[ $LOCKSTEP_ROUND = 1 ] && exit 0; touch $1/begun$RANK; while [ ! -e "
                          "$1/anew ]; do sleep 0.05; done; [ $RANK = 1 ] && exit 5; exec sleep 60");
   for (WorkerSpec& spec : nodes) spec.max_restarts = 2;
-  test::RankProcesses keeper(1, [&](int) {
+  test::RankProcesses survivor(1, [&](int) {
     while (!std::filesystem::exists(folder_ / "begun0") ||
            !std::filesystem::exists(folder_ / "begun1"))
       std::this_thread::sleep_for(10ms);
@@ -123,7 +123,7 @@ TEST_F(RoundsWithAStore, AStoreWithoutItsLogIsAnother) {
     std::this_thread::sleep_for(60s);
   });
   auto nodes = specs(2, 1, "touch $1/begun$RANK; exec sleep 60");
-  test::RankProcesses keeper(1, [&](int) {
+  test::RankProcesses survivor(1, [&](int) {
     while (!std::filesystem::exists(folder_ / "begun0")) std::this_thread::sleep_for(10ms);
     first.kill(0, SIGKILL);
     StoreServerOptions options = server();

@@ -260,7 +260,7 @@ TEST(RoundsProgram, DISABLED_FailsForGood) {
 }
 
 // A program that keeps its process between rounds; it implements the protocol itself.
-struct Keeper {
+struct Survivor {
   std::shared_ptr<Store> store =
       open_store(std::getenv("LOCKSTEP_STORE"), rank_env::read_secret(), 20s);
   std::string name = std::getenv("LOCKSTEP_WORKER");
@@ -270,10 +270,10 @@ struct Keeper {
     return "lockstep-round/" + std::to_string(round) + "/" + what;
   }
   // Blocks until all workers of the round have announced that they keep their processes.
-  void wait_for_keepers() const {
+  void wait_for_survivors() const {
     std::istringstream lines(store->get(key("workers"), Deadline::after(20s)));
     for (std::string rank, worker, rest; lines >> rank >> worker && std::getline(lines, rest);)
-      static_cast<void>(store->get(key("keeps/" + worker), Deadline::after(30s)));
+      static_cast<void>(store->get(key("survivors/" + worker), Deadline::after(30s)));
   }
   // This worker's rank in the round, from the list of workers.
   [[nodiscard]] int rank() const {
@@ -292,16 +292,16 @@ struct Keeper {
   void say() const { std::cout << "says " << round << "/" << rank() << "/" << name << std::endl; }
 };
 
-TEST(RoundsProgram, DISABLED_Keeper) {
-  Keeper keeper;
-  const int first = keeper.round;
+TEST(RoundsProgram, DISABLED_Survivor) {
+  Survivor survivor;
+  const int first = survivor.round;
   const std::string victim = std::getenv("VICTIM");
-  for (;; keeper.wait_for_next()) {
-    keeper.store->set(keeper.key("keeps/" + keeper.name), "1");
-    keeper.say();
-    if (keeper.round == 2) std::_Exit(0);
-    if (keeper.rank() == 1 && first == keeper.round) {
-      keeper.wait_for_keepers();
+  for (;; survivor.wait_for_next()) {
+    survivor.store->set(survivor.key("survivors/" + survivor.name), "1");
+    survivor.say();
+    if (survivor.round == 2) std::_Exit(0);
+    if (survivor.rank() == 1 && first == survivor.round) {
+      survivor.wait_for_survivors();
       if (victim == "stops") ::kill(::getpid(), SIGSTOP);
       ::kill(::getpid(), SIGKILL);
     }
@@ -326,7 +326,7 @@ std::set<std::string> said(const std::string& output) {
 }
 
 TEST(Rounds, WorkersThatKeepThemselvesAreNotStartedAnew) {
-  const Ran ran = run_agent(of_this_program("Keeper", 3));
+  const Ran ran = run_agent(of_this_program("Survivor", 3));
   EXPECT_EQ(ran.result.exit_code, 0) << ran.error;
   EXPECT_EQ(said(ran.output),
             (std::set<std::string>{"0/0/0.0", "0/1/0.1", "0/2/0.2", "1/0/0.0", "1/1/0.3", "1/2/0.2",
@@ -341,8 +341,8 @@ TEST(Rounds, AFailureThatNoRestartCanHelpEndsTheRun) {
   EXPECT_EQ(ran.error.find("begins"), std::string::npos) << ran.error;
 }
 
-TEST(Rounds, AKeeperThatDoesNotLeaveItsRoundIsReplaced) {
-  WorkerSpec spec = of_this_program("Keeper", 3);
+TEST(Rounds, ASurvivorThatDoesNotLeaveItsRoundIsReplaced) {
+  WorkerSpec spec = of_this_program("Survivor", 3);
   spec.environment.back().second = "stops";
   spec.hung_after = 1s;
   const Ran ran = run_agent(spec);
@@ -351,8 +351,8 @@ TEST(Rounds, AKeeperThatDoesNotLeaveItsRoundIsReplaced) {
   expect_words(ran.error, {"was stopped for 1s"});
 }
 
-TEST(Rounds, AFailureWhenNoneIsLeftEndsKeepersToo) {
-  WorkerSpec spec = of_this_program("Keeper", 3);
+TEST(Rounds, AFailureWhenNoneIsLeftEndsSurvivorsToo) {
+  WorkerSpec spec = of_this_program("Survivor", 3);
   spec.max_restarts = 1;
   spec.failure_grace = 2s;
   const Ran ran = run_agent(spec);

@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 using Lines = std::vector<std::string>;
 
 TEST(Report, NamesTheCauseItsLastLinesAndTheOthers) {
-  const FailureReport report{
+  const RunFailure report{
       .cause = {.rank = 1, .pid = 77, .exit_code = 3, .how = "exit code 3", .after = 90s},
       .ranks = 4,
       .at = "12:00:01",
@@ -42,14 +42,14 @@ TEST(Report, NamesTheCauseItsLastLinesAndTheOthers) {
 TEST(Report, AFailureThatWasShownOfTheCauseAloneIsNoLineMore) {
   SharedFailures failures;
   static_cast<void>(failures.take(1, "lockstep eval: no such file\n"));
-  FailureReport report{.cause = {.rank = 1, .pid = 7, .exit_code = 1, .how = "exit code 1"},
-                       .ranks = 2,
-                       .at = "12:00:01",
-                       .last_lines = {"lockstep eval: no such file"},
-                       .shared = &failures,
-                       .recorded = {"no such file"},
-                       .others = {{.rank = 0, .how = "exit code 1"}},
-                       .ended_together = true};
+  RunFailure report{.cause = {.rank = 1, .pid = 7, .exit_code = 1, .how = "exit code 1"},
+                    .ranks = 2,
+                    .at = "12:00:01",
+                    .last_lines = {"lockstep eval: no such file"},
+                    .shared = &failures,
+                    .recorded = {"no such file"},
+                    .others = {{.rank = 0, .how = "exit code 1"}},
+                    .ended_together = true};
   EXPECT_EQ(
       describe(report),
       (Lines{"rank 1 of 2 (pid 7) ended with exit code 1 at 12:00:01, after 0s, as shown above",
@@ -57,12 +57,11 @@ TEST(Report, AFailureThatWasShownOfTheCauseAloneIsNoLineMore) {
 }
 
 TEST(Report, HasAWitnessWhereTheCauseIsSilent) {
-  const FailureReport report{
-      .cause = {.rank = 0, .pid = 7, .exit_code = 1, .how = "exit code 1"},
-      .ranks = 2,
-      .at = "12:00:01",
-      .witness = Witness{{.rank = 1, .how = "exit code 1"}, {"ValueError: x"}},
-      .others = {{.rank = 1, .how = "exit code 1"}}};
+  const RunFailure report{.cause = {.rank = 0, .pid = 7, .exit_code = 1, .how = "exit code 1"},
+                          .ranks = 2,
+                          .at = "12:00:01",
+                          .witness = Witness{{.rank = 1, .how = "exit code 1"}, {"ValueError: x"}},
+                          .others = {{.rank = 1, .how = "exit code 1"}}};
   EXPECT_EQ(describe(report),
             (Lines{"rank 0 of 2 (pid 7) ended with exit code 1 at 12:00:01, after 0s",
                    "it had printed nothing", "rank 1 ended with exit code 1 and had said:",
@@ -70,16 +69,16 @@ TEST(Report, HasAWitnessWhereTheCauseIsSilent) {
 }
 
 TEST(Report, ASilentRankAlone) {
-  const FailureReport report{.cause = {.rank = 0,
-                                       .pid = 5,
-                                       .exit_code = 137,
-                                       .how = "killed by signal 9 (SIGKILL)",
-                                       .after = 250ms},
-                             .ranks = 1,
-                             .at = "00:00:00",
-                             .last_lines = {},
-                             .log_file = {},
-                             .others = {}};
+  const RunFailure report{.cause = {.rank = 0,
+                                    .pid = 5,
+                                    .exit_code = 137,
+                                    .how = "killed by signal 9 (SIGKILL)",
+                                    .after = 250ms},
+                          .ranks = 1,
+                          .at = "00:00:00",
+                          .last_lines = {},
+                          .log_file = {},
+                          .others = {}};
   EXPECT_EQ(describe(report),
             (Lines{"rank 0 of 1 (pid 5) was killed by signal 9 (SIGKILL) at 00:00:00, after 250ms",
                    "it had printed nothing"}));

@@ -10,7 +10,7 @@ FIRST = {"include/lockstep/lockstep.h": "#include <lockstep/x/a.h>\n", A: GOOD}
 OTHER = "include/lockstep/x/b.h"
 expect(FIRST, 0, "all reached")
 expect(FIRST | {OTHER: GOOD}, 1, f"{OTHER}: not reached")
-expect(FIRST | {OTHER: GOOD, "docs/x.md": "`<lockstep/x/b.h>` is for engines\n"}, 0, "all reached")
+expect(FIRST | {OTHER: GOOD, "docs/x.md": "`<lockstep/x/b.h>` is for backends\n"}, 0, "all reached")
 expect(FIRST | {A: GOOD.replace("<string>", "<lockstep/x/b.h>"), OTHER: GOOD}, 0, "all reached")
 expect(FIRST | {A: GOOD.replace("<string>", '"x/c.h"')}, 1, 'includes the private "x/c.h"')
 expect(FIRST | {A: GOOD.replace("<string>", "<fmt/core.h>")}, 1, "includes <fmt/core.h>")

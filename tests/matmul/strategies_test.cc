@@ -8,7 +8,7 @@
 #include "matmul/matmul.h"
 #include "matmul/onednn.h"
 #include "parallel/tensor/support.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/transformer.h>
@@ -75,7 +75,7 @@ class OneDnn : public testing::Test {
     for (const auto& [name, gradient] : gradients_of_one_process(at::kFloat))
       usual = std::max(usual, error_of(gradient, name, nullptr, truth));
     const auto before = matmul::onednn_products();
-    run_group(Engine::local, ranks, [&](Group world) {
+    run_group(BackendKind::local, ranks, [&](Group world) {
       auto model = made_alike(wide_transformer, at::kFloat);
       Handle handle = make(model, world);
       const std::int64_t rows = batch_rows / copies;

@@ -29,7 +29,7 @@ TEST_F(MeasureMemory, CountersAreThoseOfTheFormulas) {
 // the expected value.
 TEST_F(MeasureMemory, PagesAreMeasured) {
   for (const char* mode : {"ddp", "optimizer", "gradients", "full"})
-    for (const char* deferred : {"", " --deferred"}) {
+    for (const char* deferred : {"", " --deferred-init"}) {
       if (mode == std::string("ddp") && *deferred != '\0') continue;
       auto rows = rows_of(
           "memory --size 512x8 --steps 2 --dtype float32 --mode " + std::string(mode) + deferred,

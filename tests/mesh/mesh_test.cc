@@ -4,7 +4,7 @@
 
 #include "base/format.h"
 #include "support/messages.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <ATen/ops/full.h>
 
@@ -26,7 +26,7 @@ std::vector<int> members(Group group, int rank_in_world) {
   return {all.const_data_ptr<std::int64_t>(), all.const_data_ptr<std::int64_t>() + all.numel()};
 }
 
-class MeshOnRanks : public test::EngineTest {};
+class MeshOnRanks : public test::BackendTest {};
 
 TEST_P(MeshOnRanks, HasAGroupForEveryAxis) {
   run([](Group world) {
@@ -130,10 +130,11 @@ TEST_P(MeshOnRanks, OnlyTheFirstUseOfASubMeshIsCollective) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, MeshOnRanks,
-                         testing::Combine(testing::Values(test::Engine::local, test::Engine::shm),
+INSTANTIATE_TEST_SUITE_P(Backends, MeshOnRanks,
+                         testing::Combine(testing::Values(test::BackendKind::local,
+                                                          test::BackendKind::shm),
                                           testing::Values(1, 2, 3, 4, 6)),
-                         test::engine_test_name);
+                         test::backend_test_name);
 
 TEST(Mesh, RefusesAWrongProductOnEveryRankAndTheGroupLives) {
   run_as_threads(4, [](Group world) {

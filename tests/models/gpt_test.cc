@@ -15,7 +15,8 @@
 namespace lockstep::models {
 namespace {
 
-constexpr GptOptions small{.layers = 2, .heads = 2, .width = 16, .block = 8, .vocabulary = 11};
+constexpr GptOptions small{
+    .layers = 2, .heads = 2, .hidden_size = 16, .context_length = 8, .vocabulary = 11};
 
 at::Tensor ids(std::initializer_list<std::int64_t> sizes) {
   return at::randint(small.vocabulary, sizes, at::kLong);
@@ -30,15 +31,19 @@ TEST(Gpt, ListsEachParameterOnce) {
     elements += parameter.numel();
   }
   EXPECT_EQ(different.size(), model->parameters().size());
-  const std::int64_t w = small.width;
+  const std::int64_t w = small.hidden_size;
   const std::int64_t block = 2 * w + 12 * w * w;  // two normalisations, and 3 + 1 + 4 + 4 matrices
-  EXPECT_EQ(elements, (small.vocabulary + small.block) * w + small.layers * block + w);
+  EXPECT_EQ(elements, (small.vocabulary + small.context_length) * w + small.layers * block + w);
 }
 
 TEST(Gpt, InitialWeightsHaveTheScaleOfNanoGpt) {
   torch::manual_seed(4);
-  Gpt model(GptOptions{
-      .layers = 2, .heads = 4, .width = 128, .block = 64, .vocabulary = 65, .bias = true});
+  Gpt model(GptOptions{.layers = 2,
+                       .heads = 4,
+                       .hidden_size = 128,
+                       .context_length = 64,
+                       .vocabulary = 65,
+                       .bias = true});
   for (const auto& item : model->named_parameters()) {
     const double deviation = item.value().std(/*unbiased=*/false).item<double>();
     if (item.key().ends_with(".bias")) {
@@ -158,9 +163,9 @@ TEST(Gpt, RefusesWhatMakesNoSense) {
               (void)model->generate(ids({2, 0}), 1);
             }),
             "generate: expected ids of [rows, one token or more], found [2, 0]");
-  EXPECT_EQ(
-      test::message_of<InvalidArgument>([] { Gpt wrong(GptOptions{.heads = 3, .width = 16}); }),
-      "Gpt: expected a width divisible by heads, 3, found 16");
+  EXPECT_EQ(test::message_of<InvalidArgument>(
+                [] { Gpt wrong(GptOptions{.heads = 3, .hidden_size = 16}); }),
+            "Gpt: expected a width divisible by heads, 3, found 16");
   EXPECT_EQ(test::message_of<InvalidArgument>([] { Gpt wrong(GptOptions{.layers = 0}); }),
             "Gpt: expected layers >= 1, found 0");
   EXPECT_EQ(test::message_of<InvalidArgument>([] { Gpt wrong(GptOptions{.dropout = 1.0}); }),
@@ -170,7 +175,8 @@ TEST(Gpt, RefusesWhatMakesNoSense) {
 // generate() restores the mode of every module, also in a model that is not held by a shared
 // pointer.
 TEST(Gpt, GeneratingKeepsTheModeOfEachModule) {
-  models::GptImpl model({.layers = 1, .heads = 1, .width = 4, .block = 4, .vocabulary = 5});
+  models::GptImpl model(
+      {.layers = 1, .heads = 1, .hidden_size = 4, .context_length = 4, .vocabulary = 5});
   model.transformer->ln_f->eval();
   (void)model.generate(at::zeros({1, 1}, at::kLong), 3);
   EXPECT_TRUE(model.is_training());

@@ -36,7 +36,7 @@ struct WrittenOut {
 
 WrittenOut written_out(const Mixture& mixture, const at::Tensor& x) {
   const MixtureOptions& options = mixture->options();
-  const at::Tensor tokens = x.reshape({-1, options.width});
+  const at::Tensor tokens = x.reshape({-1, options.hidden_size});
   const std::int64_t count = tokens.size(0);
   const at::Tensor logits = tokens.matmul(mixture->router->weight.t());
   const at::Tensor probabilities = logits.softmax(-1);
@@ -49,16 +49,16 @@ WrittenOut written_out(const Mixture& mixture, const at::Tensor& x) {
     std::ranges::stable_sort(of_token, [&](std::int64_t a, std::int64_t b) {
       return logits[t][a].item<double>() > logits[t][b].item<double>();
     });
-    of_token.resize(static_cast<std::size_t>(options.chosen));
+    of_token.resize(static_cast<std::size_t>(options.top_k));
     for (std::int64_t e : of_token) ++chosen[static_cast<std::size_t>(e)];
     choices.push_back(of_token);
     result.z += std::pow(logits[t].logsumexp(0).item<double>(), 2) / static_cast<double>(count);
   }
   const double even =
-      static_cast<double>(options.chosen * count) / static_cast<double>(options.experts);
+      static_cast<double>(options.top_k * count) / static_cast<double>(options.experts);
   const auto room = static_cast<std::int64_t>(
       options.capacity_factor > 0 ? std::ceil(options.capacity_factor * even) : 1e9);
-  for (std::size_t choice = 0; choice < static_cast<std::size_t>(options.chosen); ++choice)
+  for (std::size_t choice = 0; choice < static_cast<std::size_t>(options.top_k); ++choice)
     for (std::int64_t t = 0; t < count; ++t) {
       const auto& of_token = choices[static_cast<std::size_t>(t)];
       const std::int64_t e = of_token[choice];
@@ -77,7 +77,7 @@ WrittenOut written_out(const Mixture& mixture, const at::Tensor& x) {
   for (std::int64_t e = 0; e < options.experts; ++e)
     result.balance += static_cast<double>(options.experts) *
                       static_cast<double>(chosen[static_cast<std::size_t>(e)]) /
-                      static_cast<double>(options.chosen * count) *
+                      static_cast<double>(options.top_k * count) *
                       probabilities.select(1, e).mean().item<double>();
   result.output = result.output.view(x.sizes());
   return result;
@@ -89,10 +89,10 @@ TEST(Mixture, IsWhatItsFormulasSay) {
     for (const std::int64_t chosen : {1, 2, 3, 5})
       for (const double factor : {0.0, 0.5, 1.0, 1.25}) {
         if (after && chosen == 1) continue;
-        Mixture mixture = drawn_mixture({.width = 6,
-                                         .hidden = 10,
+        Mixture mixture = drawn_mixture({.hidden_size = 6,
+                                         .ffn_size = 10,
                                          .experts = 5,
-                                         .chosen = chosen,
+                                         .top_k = chosen,
                                          .capacity_factor = factor,
                                          .softmax_after_choice = after});
         at::NoGradGuard no_grad;
@@ -107,7 +107,7 @@ TEST(Mixture, IsWhatItsFormulasSay) {
 }
 
 TEST(Mixture, ChoosesTheFirstOfEqualExperts) {
-  Mixture mixture = drawn_mixture({.width = 4, .hidden = 4, .experts = 4, .chosen = 2});
+  Mixture mixture = drawn_mixture({.hidden_size = 4, .ffn_size = 4, .experts = 4, .top_k = 2});
   at::NoGradGuard no_grad;
   mixture->router->weight.zero_();
   (void)mixture->forward(at::ones({5, 4}, at::kDouble));
@@ -116,8 +116,12 @@ TEST(Mixture, ChoosesTheFirstOfEqualExperts) {
 
 // If the router is even, the balance loss is 1 for any choice.
 TEST(Mixture, BalanceIsOneWhereProbabilitiesAreEven) {
-  Mixture mixture = drawn_mixture(
-      {.width = 4, .hidden = 4, .experts = 4, .chosen = 2, .balance_weight = 1, .z_weight = 0});
+  Mixture mixture = drawn_mixture({.hidden_size = 4,
+                                   .ffn_size = 4,
+                                   .experts = 4,
+                                   .top_k = 2,
+                                   .balance_weight = 1,
+                                   .z_weight = 0});
   at::NoGradGuard no_grad;
   mixture->router->weight.zero_();
   EXPECT_NEAR(mixture->forward(at::ones({5, 4}, at::kDouble)).loss.item<double>(), 1.0, 1e-12);
@@ -126,7 +130,7 @@ TEST(Mixture, BalanceIsOneWhereProbabilitiesAreEven) {
 TEST(Mixture, GradientsAreThoseOfDifferences) {
   for (const double factor : {0.0, 0.75}) {
     Mixture mixture = drawn_mixture(
-        {.width = 4, .hidden = 6, .experts = 3, .chosen = 2, .capacity_factor = factor});
+        {.hidden_size = 4, .ffn_size = 6, .experts = 3, .top_k = 2, .capacity_factor = factor});
     const at::Tensor x = at::linspace(0, 9, 20, at::kDouble).sin().view({5, 4}).requires_grad_();
     auto loss = [&] {
       auto result = mixture->forward(x);
@@ -163,12 +167,12 @@ std::string refused_mixture(const MixtureOptions& options) {
 }
 
 TEST(Mixture, RefusesOptionsThatMakeNoSense) {
-  EXPECT_EQ(refused_mixture({.experts = 4, .chosen = 5}),
-            "Mixture: expected chosen of at most the number of experts, 4, found 5");
-  EXPECT_EQ(refused_mixture({.chosen = 0}), "Mixture: expected chosen >= 1, found 0");
+  EXPECT_EQ(refused_mixture({.experts = 4, .top_k = 5}),
+            "Mixture: expected top_k of at most the number of experts, 4, found 5");
+  EXPECT_EQ(refused_mixture({.top_k = 0}), "Mixture: expected top_k >= 1, found 0");
   EXPECT_EQ(refused_mixture({.capacity_factor = -1}),
             "Mixture: expected capacity_factor >= 0, found -1");
-  EXPECT_EQ(refused_mixture({.experts = 4, .chosen = 1}),
+  EXPECT_EQ(refused_mixture({.experts = 4, .top_k = 1}),
             "Mixture: expected softmax_after_choice = false if one expert is chosen, found true: "
             "the softmax of one logit is always 1, so the router would not learn");
 }

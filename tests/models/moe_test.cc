@@ -12,7 +12,8 @@ namespace lockstep::models {
 namespace {
 
 MoeOptions small_moe() {
-  MoeOptions options{.gpt = {.layers = 2, .heads = 2, .width = 16, .block = 8, .vocabulary = 11}};
+  MoeOptions options{
+      .gpt = {.layers = 2, .heads = 2, .hidden_size = 16, .context_length = 8, .vocabulary = 11}};
   options.mixture.experts = 4;
   return options;
 }
@@ -24,7 +25,7 @@ at::Tensor tokens_of(std::int64_t seed) {
 // A mixture of one expert equals a feed-forward layer.
 TEST(Moe, WithOneExpertItIsTheGpt) {
   MoeOptions options = small_moe();
-  options.mixture = {.experts = 1, .chosen = 1};
+  options.mixture = {.experts = 1, .top_k = 1};
   Moe moe(options);
   Gpt gpt(options.gpt);
   at::NoGradGuard no_grad;

@@ -155,8 +155,12 @@ TEST(Parity, ResNet18ForSmallImages) {
 
 void check_gpt(bool bias) {
   torch::manual_seed(3);
-  const models::GptOptions options{
-      .layers = 2, .heads = 3, .width = 24, .block = 9, .vocabulary = 13, .bias = bias};
+  const models::GptOptions options{.layers = 2,
+                                   .heads = 3,
+                                   .hidden_size = 24,
+                                   .context_length = 9,
+                                   .vocabulary = 13,
+                                   .bias = bias};
   models::Gpt model(options);
   // Weights as large as after training, so that attention and gradients are far from their
   // symmetric initial values.
@@ -203,9 +207,9 @@ TEST(Parity, LlamaWithGroupedQueries) {
       {.layers = 2,
        .heads = 6,
        .key_value_heads = 2,
-       .width = 24,
-       .hidden = 40,
-       .block = 9,
+       .hidden_size = 24,
+       .intermediate_size = 40,
+       .context_length = 9,
        .vocabulary = 13,
        .rotary_base = 100},
       R"({"layers": 2, "heads": 6, "key_value_heads": 2, "width": 24, "head_width": 4, "hidden": 40,
@@ -219,10 +223,10 @@ TEST(Parity, LlamaTiedWithBiasesAndScaledPositions) {
       {.layers = 1,
        .heads = 3,
        .key_value_heads = 3,
-       .width = 20,
+       .hidden_size = 20,
        .head_width = 8,
-       .hidden = 33,
-       .block = 9,
+       .intermediate_size = 33,
+       .context_length = 9,
        .vocabulary = 13,
        .rotary_scaling = {.factor = 8,
                           .by_wave = models::RotaryScaling::ByWave{.low_frequency_factor = 1,

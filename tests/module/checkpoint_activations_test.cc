@@ -83,8 +83,8 @@ models::GptOptions gpt_options(double dropout = 0) {
   models::GptOptions options;
   options.layers = 6;
   options.heads = 4;
-  options.width = 64;
-  options.block = 32;
+  options.hidden_size = 64;
+  options.context_length = 32;
   options.vocabulary = 50;
   options.dropout = dropout;
   options.bias = true;
@@ -165,9 +165,9 @@ TEST(CheckpointActivations, ALlamaLearnsWhatIsUsedOutside) {
     models::LlamaOptions options;
     options.heads = 4;
     options.key_value_heads = 2;
-    options.width = 64;
-    options.hidden = 96;
-    options.block = 32;
+    options.hidden_size = 64;
+    options.intermediate_size = 96;
+    options.context_length = 32;
     options.vocabulary = 50;
     return models::Llama(options).ptr();
   };

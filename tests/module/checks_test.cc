@@ -10,10 +10,10 @@ using modules::check_same_lines;
 
 using Lines = std::vector<std::string>;
 
-class ModuleCheck : public testing::TestWithParam<EngineRanks> {};
+class ModuleCheck : public testing::TestWithParam<BackendRanks> {};
 
 TEST_P(ModuleCheck, SaysNothingWhenAllAgree) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     check_same_lines(group, Lines{});
     check_same_lines(group, Lines{"a", "b"});
     check_same_lines(group, Lines(1000, "a long model"));
@@ -28,7 +28,7 @@ TEST_P(ModuleCheck, SaysNothingWhenAllAgree) {
 
 TEST_P(ModuleCheck, NamesTheFirstLineThatDiffersAndItsRank) {
   if (GetParam().size == 1) GTEST_SKIP() << "one rank cannot differ";
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     bool last = group.rank() == group.size() - 1;
     std::string rank = std::to_string(group.size() - 1);
     auto text = [&](const Lines& of_last, const Lines& of_others) {
@@ -44,7 +44,8 @@ TEST_P(ModuleCheck, NamesTheFirstLineThatDiffersAndItsRank) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ModuleCheck,
-                         testing::ValuesIn(ranks_of({Engine::local, Engine::shm}, {1, 2, 3})),
+                         testing::ValuesIn(ranks_of({BackendKind::local, BackendKind::shm},
+                                                    {1, 2, 3})),
                          name_of_ranks);
 
 }  // namespace

@@ -15,7 +15,8 @@ using Tensors = std::map<std::string, at::Tensor>;
 using models::Gpt;
 
 Gpt small_model() {
-  return Gpt(models::GptOptions{.layers = 1, .heads = 1, .width = 4, .block = 3, .vocabulary = 5});
+  return Gpt(models::GptOptions{
+      .layers = 1, .heads = 1, .hidden_size = 4, .context_length = 3, .vocabulary = 5});
 }
 
 Tensors copies(const torch::nn::Module& module) {

@@ -40,7 +40,8 @@ std::map<std::string, Make> makers() {
        }},
       {"experts", [](const Group& ranks) -> Handle {
          models::MoeOptions options;
-         options.gpt = {.layers = 1, .heads = 1, .width = 4, .block = 4, .vocabulary = 7};
+         options.gpt = {
+             .layers = 1, .heads = 1, .hidden_size = 4, .context_length = 4, .vocabulary = 7};
          return parallelize(models::Moe(options), Mesh(ranks, {{"dp", 2}, {"ep", 2}}));
        }}};
 }

@@ -163,7 +163,7 @@ TEST_P(EveryArgument, ANullPointerIsOneLine) {
 INSTANTIATE_TEST_SUITE_P(Strategies, EveryArgument, testing::ValuesIn(all_strategies()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(Arguments, AHandleOfOwnCopiesKnowsTheMeshThatItWasGiven) {
+TEST(Arguments, AHandleOfLocalUpdatesKnowsTheMeshThatItWasGiven) {
   run_as_threads(2, [](Group group) {
     const Mesh mesh(group, {{"dp", 2}});
     torch::nn::Sequential one = small_model(), two = small_model();

@@ -80,7 +80,7 @@ TEST_P(BackwardStep, ABackwardInsideNoSyncMayRunInsideAnotherOne) {
 }
 
 TEST(FailedBackward, IsSaidWithTheRankOfTheWorld) {
-  run_group(Engine::shm, 3, [](Group world) {
+  run_group(BackendKind::shm, 3, [](Group world) {
     Group group = world.split(world.rank() == 0 ? 0 : 1);
     if (world.rank() == 0) return;
     Branches model;

@@ -97,11 +97,11 @@ void expect_state_of_root(const std::vector<at::Tensor>& tensors, int seed) {
     EXPECT_TRUE(same_bits(tensors[i], expected[i])) << "tensor " << i;
 }
 
-class StateBroadcast : public testing::TestWithParam<EngineRanks> {};
+class StateBroadcast : public testing::TestWithParam<BackendRanks> {};
 
 TEST_P(StateBroadcast, GivesEveryRankTheValuesOfRankZero) {
   for (std::int64_t bucket_bytes : {1, 100, 1 << 20}) {
-    run_group(GetParam().engine, GetParam().size, [&](Group group) {
+    run_group(GetParam().backend, GetParam().size, [&](Group group) {
       auto tensors = state(group.rank());
       parallel::broadcast_now(group, tensors, bucket_bytes);
       expect_state_of_root(tensors, 0);
@@ -111,7 +111,7 @@ TEST_P(StateBroadcast, GivesEveryRankTheValuesOfRankZero) {
 }
 
 TEST_P(StateBroadcast, SendsWhatRankZeroHasAtEachPost) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     auto tensors = state(group.rank());
     parallel::StateBroadcast broadcast(group, tensors);
     for (int round = 0; round < 3; ++round) {
@@ -125,7 +125,7 @@ TEST_P(StateBroadcast, SendsWhatRankZeroHasAtEachPost) {
 }
 
 TEST_P(StateBroadcast, FollowsAChangeOfDtype) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     at::Tensor tensor = at::full({3}, group.rank());
     parallel::StateBroadcast broadcast(group, {tensor});
     tensor.set_data(at::full({5}, group.rank() + 0.1, at::kDouble));
@@ -136,7 +136,7 @@ TEST_P(StateBroadcast, FollowsAChangeOfDtype) {
 }
 
 TEST_P(StateBroadcast, LeavesVersionsAlone) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     at::Tensor tensor = at::full({3}, group.rank());
     auto version = tensor._version();
     parallel::StateBroadcast broadcast(group, {tensor});

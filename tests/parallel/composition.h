@@ -56,7 +56,7 @@ inline int size_of(const Composition& what, const std::string& axis) {
 }
 
 // The number of ranks that have different rows.
-inline int learners_of(const Composition& what) {
+inline int dp_ranks_of(const Composition& what) {
   return size_of(what, "dp") * size_of(what, "ep") * size_of(what, "fsdp");
 }
 
@@ -125,7 +125,7 @@ using ComposedGpt = Composed<models::Gpt>;
 inline models::GptOptions composed_gpt() {
   models::GptOptions options = small_gpt(4);
   options.heads = 4;
-  options.width = 40;
+  options.hidden_size = 40;
   return options;
 }
 
@@ -136,7 +136,7 @@ inline ComposedGpt composed(Group world, const Composition& how, at::ScalarType 
 inline models::MoeOptions composed_moe(double capacity, int every = 1) {
   models::MoeOptions options{.gpt = small_gpt(2, /*bias=*/false), .every = every};
   options.gpt.heads = 4;
-  options.gpt.width = 24;
+  options.gpt.hidden_size = 24;
   options.mixture.experts = 4;
   options.mixture.capacity_factor = capacity;
   return options;
@@ -152,14 +152,14 @@ inline Composed<models::Moe> composed(Group world, models::Moe model, const Comp
 
 // The rows of micro-batch `number` of a step. Each data rank splits its own rows into
 // micro-batches.
-inline at::Tensor rows_of_micro_batch(const at::Tensor& rows, int learners, int micro_batches,
+inline at::Tensor rows_of_micro_batch(const at::Tensor& rows, int dp_ranks, int micro_batches,
                                       int number) {
-  const std::int64_t each = rows.size(0) / learners;
+  const std::int64_t each = rows.size(0) / dp_ranks;
   std::vector<at::Tensor> parts;
-  for (int learner = 0; learner < learners; ++learner) {
+  for (int dp_rank = 0; dp_rank < dp_ranks; ++dp_rank) {
     const std::int64_t begin = each * number / micro_batches;
     const std::int64_t end = each * (number + 1) / micro_batches;
-    parts.push_back(rows.narrow(0, learner * each + begin, end - begin));
+    parts.push_back(rows.narrow(0, dp_rank * each + begin, end - begin));
   }
   return at::cat(parts);
 }
@@ -169,7 +169,7 @@ constexpr std::int64_t rows_of_step = 8;
 // Returns the expected losses: one process makes the same steps with all rows, split into the same
 // micro-batches if that affects results. Calls `observe(step)` before each update, unless null.
 template <typename Model>
-std::vector<double> losses_of_one(Model model, at::ScalarType dtype, int steps, int learners = 1,
+std::vector<double> losses_of_one(Model model, at::ScalarType dtype, int steps, int dp_ranks = 1,
                                   int micro_batches = 1,
                                   const std::function<void(int step)>& observe = {}) {
   const auto optimizer = parity_optimizer(dtype, model->parameters());
@@ -179,10 +179,10 @@ std::vector<double> losses_of_one(Model model, at::ScalarType dtype, int steps, 
     optimizer->zero_grad();
     losses.push_back(0);
     for (int i = 0; i < micro_batches; ++i) {
-      const at::Tensor ids = rows_of_micro_batch(batch.ids, learners, micro_batches, i);
+      const at::Tensor ids = rows_of_micro_batch(batch.ids, dp_ranks, micro_batches, i);
       const double share = static_cast<double>(ids.size(0)) / rows_of_step;
       const at::Tensor loss =
-          model->loss(ids, rows_of_micro_batch(batch.targets, learners, micro_batches, i)) * share;
+          model->loss(ids, rows_of_micro_batch(batch.targets, dp_ranks, micro_batches, i)) * share;
       loss.backward();
       losses.back() += loss.template item<double>();
     }

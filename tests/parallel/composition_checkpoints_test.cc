@@ -2,7 +2,7 @@
 // backward repeats the collectives of forward.
 #include "parallel/composition.h"
 
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 
@@ -45,7 +45,7 @@ TEST_P(CheckpointedCompositions, GradientsHaveTheSameBits) {
   for (auto* outcomes : {&plain, &again}) {
     Composition how = GetParam();
     how.checkpoints = outcomes == &again;
-    run_group(Engine::local, ranks, [&](Group world) {
+    run_group(BackendKind::local, ranks, [&](Group world) {
       const auto rank = static_cast<std::size_t>(world.rank());
       (*outcomes)[rank] = outcome_of(std::move(world), how, 0);
     });
@@ -91,7 +91,7 @@ Traffic backward_traffic(const Group& group, std::int64_t layers, bool checkpoin
 // Without checkpoints, backward has two all_reduces per layer. With checkpoints, it also repeats
 // the two of forward, once each.
 TEST(CheckpointedTraffic, ABlocksForwardRunsAgain) {
-  run_group(Engine::local, 2, [](Group group) {
+  run_group(BackendKind::local, 2, [](Group group) {
     const auto plain2 = backward_traffic(group, 2, false),
                plain3 = backward_traffic(group, 3, false);
     const auto again2 = backward_traffic(group, 2, true), again3 = backward_traffic(group, 3, true);

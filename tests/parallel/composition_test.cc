@@ -2,7 +2,7 @@
 // one model, compared with one process. Prints the rows of the table in docs/composition.md.
 #include "parallel/composition.h"
 
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <lockstep/layout/tensor_slice.h>
 #include <lockstep/module/state_dict.h>
@@ -54,9 +54,9 @@ models::LlamaOptions small_llama() {
   options.layers = 2;
   options.heads = 4;
   options.key_value_heads = 2;
-  options.width = 24;
-  options.hidden = 40;
-  options.block = 13;
+  options.hidden_size = 24;
+  options.intermediate_size = 40;
+  options.context_length = 13;
   options.vocabulary = 37;
   return options;
 }
@@ -84,11 +84,11 @@ std::map<std::string, at::Tensor> tensor_copies(std::map<std::string, at::Tensor
   return tensors;
 }
 
-Trajectory trajectory_of(ParityModel kind, at::ScalarType dtype, int steps, int learners,
+Trajectory trajectory_of(ParityModel kind, at::ScalarType dtype, int steps, int dp_ranks,
                          int micro_batches) {
   Trajectory found;
   with_parity_model(kind, dtype, [&](auto model) {
-    found.losses = losses_of_one(model, dtype, steps, learners, micro_batches, [&](int step) {
+    found.losses = losses_of_one(model, dtype, steps, dp_ranks, micro_batches, [&](int step) {
       if (dtype != at::kDouble) return;
       if (step < steps_with_gradients) {
         found.gradients.push_back(tensor_copies(gradients_by_name(*model)));
@@ -107,12 +107,12 @@ Trajectory trajectory_of(ParityModel kind, at::ScalarType dtype, int steps, int 
 const Trajectory& expected_trajectory(const ParityRow& row, at::ScalarType dtype) {
   const Composition& how = row.how;
   const bool has_experts = row.kind == ParityModel::moe || row.kind == ParityModel::sparse_moe;
-  const int learners = has_experts ? learners_of(how) : 1;
+  const int dp_ranks = has_experts ? dp_ranks_of(how) : 1;
   const int parts = has_experts && size_of(how, "pp") > 1 ? how.micro_batches : 1;
   static std::map<std::tuple<ParityModel, at::ScalarType, int, int, int>, Trajectory> known;
-  auto& trajectory = known[{row.kind, dtype, row.steps, learners, parts}];
+  auto& trajectory = known[{row.kind, dtype, row.steps, dp_ranks, parts}];
   if (trajectory.losses.empty())
-    trajectory = trajectory_of(row.kind, dtype, row.steps, learners, parts);
+    trajectory = trajectory_of(row.kind, dtype, row.steps, dp_ranks, parts);
   return trajectory;
 }
 
@@ -153,7 +153,7 @@ double parity_difference(const ParityRow& row, at::ScalarType dtype) {
   const Trajectory& expected = expected_trajectory(row, dtype);
   double largest = 0;
   run_group(
-      Engine::local, ranks_of(row.how),
+      BackendKind::local, ranks_of(row.how),
       [&](Group world) {
         with_parity_model(row.kind, dtype, [&](auto model) {
           const bool is_root = world.is_root();
@@ -211,7 +211,7 @@ std::vector<ParityRow> rows_of_gpt() {
     Composition one;
     for (unsigned i = 0; const MeshAxis& axis : {pp, dp, fsdp, tp})
       if ((set >> i++ & 1U) != 0) one.axes.push_back(axis);
-    if (learners_of(one) == 4) one.micro_batches = 2;
+    if (dp_ranks_of(one) == 4) one.micro_batches = 2;
     if (one.axes.size() >= 2) all.push_back({one});
   }
   return all;
@@ -307,7 +307,7 @@ class CompositionMemory : public testing::TestWithParam<Composition> {};
 // Compares the formula in docs/reference/composition.md with the handle's counters.
 TEST_P(CompositionMemory, ARankKeepsWhatTheFormulaSays) {
   const Composition& how = GetParam();
-  run_group(Engine::local, ranks_of(how), [&](Group world) {
+  run_group(BackendKind::local, ranks_of(how), [&](Group world) {
     auto plain = made_alike([] { return models::Gpt(composed_gpt()); }, at::kFloat);
     ComposedGpt composed = test::composed(std::move(world), how, at::kFloat);
     const Mesh& mesh = composed.mesh();

@@ -3,7 +3,7 @@
 #include <lockstep/parallel/parallelize.h>
 
 #include "parallel/tensor/support.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/transformer.h>
@@ -71,7 +71,7 @@ TEST_P(TransformerPlans, GradientsAreAsNearToTheTruthAsThoseOfOneProcess) {
   double usual = 0;
   for (const auto& [name, tensor] : truth)
     if (!is_rounding(name)) usual = std::max(usual, error_of(one.at(name), tensor));
-  run_group(Engine::local, ranks, [&](Group world) {
+  run_group(BackendKind::local, ranks, [&](Group world) {
     const Mesh mesh(world, how.axes);
     auto model = made_alike(transformer, at::kFloat);
     ParallelOptions options{.tensor = transformer_tensor_plan(12),

@@ -8,7 +8,7 @@
 
 #include "parallel/pipeline/support.h"
 #include "support/processes.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 
@@ -166,7 +166,7 @@ void expect_others_told(const std::vector<FailingStep>& steps, const Deed& deed,
   std::list<RankRendezvous> places;
   std::list<RankProcesses> all;
   for (const FailingStep& one : steps) {
-    const RankRendezvous& place = places.emplace_back(Engine::shm, one.step.ranks, timeout);
+    const RankRendezvous& place = places.emplace_back(BackendKind::shm, one.step.ranks, timeout);
     all.emplace_back(one.step.ranks,
                      [&](int rank) { expect_error_of_others(one, place, rank, deed); });
   }
@@ -242,7 +242,7 @@ TEST(StageOfAMesh, ThatThrowsIsNamedOnEveryRank) {
                {{on_mesh("pp", "ep"), 0}, {on_mesh("pp", "ep"), 3}, {on_mesh("pp", "cp"), 1}});
   for (const FailingStep& one : steps)
     run_group(
-        Engine::shm, one.step.ranks,
+        BackendKind::shm, one.step.ranks,
         [&](Group world) {
           const int rank = world.rank();
           try {

@@ -79,9 +79,9 @@ void train_and_compare(Expert& expert, auto& handle, const Group& group) {
 std::vector<std::string> own_ones() { return {"own", "adj*"}; }
 
 TEST(IgnoredTensors, AreNeitherBroadcastNorReduced) {
-  for (Engine engine : {Engine::local, Engine::shm})
+  for (BackendKind backend : {BackendKind::local, BackendKind::shm})
     for (int ranks : {1, 3, 4})
-      run_group(engine, ranks, [](Group group) {
+      run_group(backend, ranks, [](Group group) {
         at::set_num_threads(1);
         Expert expert(group.rank());
         DistributedDataParallel ddp(expert, group, {.ignored = own_ones()});
@@ -93,7 +93,7 @@ TEST(IgnoredTensors, AreNotSharded) {
   for (ShardLevel level : all_levels)
     for (ShardStorage storage : all_storages)
       for (int ranks : {1, 3})
-        run_group(Engine::shm, ranks, [&](Group group) {
+        run_group(BackendKind::shm, ranks, [&](Group group) {
           at::set_num_threads(1);
           Expert expert(group.rank());
           auto sharded = fully_shard(expert, group,

@@ -19,7 +19,9 @@ const std::vector<std::vector<std::int64_t>> join_shapes = {{4, 3}, {5}, {2, 2}}
 // Rank 0 has none; each further rank has two more.
 int join_batches(int rank) { return 2 * rank; }
 
-DataParallelOptions join_options() { return {.bucket_bytes = 40, .first_bucket_bytes = 40}; }
+DistributedDataParallelOptions join_options() {
+  return {.bucket_bytes = 40, .first_bucket_bytes = 40};
+}
 
 torch::optim::SGDOptions join_momentum() {
   torch::optim::SGDOptions options(0.1);
@@ -46,11 +48,11 @@ void expect_joined(TableImpl& found, TableImpl& expected, const std::string& whe
         << where << " " << i;
 }
 
-class Joins : public testing::TestWithParam<EngineRanks> {};
+class Joins : public testing::TestWithParam<BackendRanks> {};
 
 TEST_P(Joins, EqualsOneProcess) {
   for (bool by_all : {true, false})
-    run_group(GetParam().engine, GetParam().size, [&](Group group) {
+    run_group(GetParam().backend, GetParam().size, [&](Group group) {
       Table table(join_shapes, at::kDouble), expected(join_shapes, at::kDouble);
       DistributedDataParallel ddp(table, group, join_options());
       torch::optim::SGD sgd(ddp.parameters(), join_momentum());
@@ -86,7 +88,7 @@ TEST_P(Joins, EqualsOneProcess) {
 }
 
 TEST_P(Joins, AnAccumulatedGradientOfARankThatHasEndedCounts) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Table table(join_shapes, at::kDouble);
     DistributedDataParallel ddp(table, group, join_options());
     Join join({&ddp.joinable()});
@@ -106,9 +108,9 @@ TEST_P(Joins, AnAccumulatedGradientOfARankThatHasEndedCounts) {
 }
 
 TEST_P(Joins, HooksAndUnusedParametersGoAlong) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Table table({{12, 10}, {4}}, at::kDouble);
-    DataParallelOptions options = join_options();
+    DistributedDataParallelOptions options = join_options();
     options.find_unused_parameters = true;
     options.hook = power_sgd({.rank = 1, .start_step = 1, .min_compression_rate = 1});
     DistributedDataParallel ddp(table, group, options);
@@ -132,7 +134,7 @@ TEST_P(Joins, HooksAndUnusedParametersGoAlong) {
 }
 
 TEST_P(Joins, BuffersComeFromARankWithInputs) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     ConvNet model;
     fill_parameters(*model, 1);
     DistributedDataParallel ddp(model, group);
@@ -151,7 +153,7 @@ TEST_P(Joins, BuffersComeFromARankWithInputs) {
 }
 
 TEST_P(Joins, EarlyTerminationEndsAllRanks) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     if (group.size() == 1) return;
     Table table(join_shapes, at::kDouble);
     DistributedDataParallel ddp(table, group, join_options());
@@ -176,7 +178,7 @@ TEST_P(Joins, EarlyTerminationEndsAllRanks) {
 }
 
 TEST_P(Joins, InputsThatEndTogetherAreNoEarlyTermination) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Table table(join_shapes, at::kDouble);
     DistributedDataParallel ddp(table, group);
     Join join({&ddp.joinable()}, {.throw_on_early_termination = true});
@@ -186,7 +188,7 @@ TEST_P(Joins, InputsThatEndTogetherAreNoEarlyTermination) {
 }
 
 TEST_P(Joins, AMissingGradientIsThatOfRanksWithInputs) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     if (group.size() < 3) return;
     Branches model;
     DistributedDataParallel ddp(model, group, join_options());

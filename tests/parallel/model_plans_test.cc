@@ -2,7 +2,7 @@
 #include <lockstep/parallel/model_plans.h>
 
 #include "parallel/own_net.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <ATen/ops/cross_entropy_loss.h>
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ TEST(ModelPlans, ImageModelsAndMlpsTrainOnTheirAxes) {
   const at::Tensor classes = at::arange(8, at::kLong) % 4;
   for (const std::vector<MeshAxis>& axes :
        {std::vector<MeshAxis>{{"dp", 2}}, {{"pp", 2}, {"fsdp", 2}}})
-    run_group(Engine::local, ranks_of(axes), [&](Group world) {
+    run_group(BackendKind::local, ranks_of(axes), [&](Group world) {
       const auto make = [] {
         return models::ResNet18(
             models::ResNetOptions{.classes = 4, .cifar_stem = true, .width = 4});
@@ -64,7 +64,7 @@ TEST(ModelPlans, ImageModelsAndMlpsTrainOnTheirAxes) {
       expect_norm_of(*plain, model);
     });
   for (const std::vector<MeshAxis>& axes : {std::vector<MeshAxis>{{"tp", 2}}, {{"pp", 2}}})
-    run_group(Engine::local, 2, [&](Group world) {
+    run_group(BackendKind::local, 2, [&](Group world) {
       const auto make = [] {
         models::Mlp mlp(models::MlpOptions{.sizes = {8, 8, 8, 8, 8}});
         fill_parameters(*mlp, 3);

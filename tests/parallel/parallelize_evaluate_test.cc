@@ -2,7 +2,7 @@
 #include <lockstep/parallel/parallelize.h>
 
 #include "parallel/own_net.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ const std::vector<std::vector<MeshAxis>> meshes_of_rows = {
 // The ranks have 3 and 2 rows, which they split into 4 micro-batches.
 TEST(ParallelizeEvaluate, RanksMayHaveDifferentNumbersOfRows) {
   for (const auto& axes : meshes_of_rows)
-    run_group(Engine::local, ranks_of(axes), [&](Group world) {
+    run_group(BackendKind::local, ranks_of(axes), [&](Group world) {
       const std::string text = text_of(Composition{.axes = axes});
       OwnNet plain, net;
       ParallelModel model = parallelize(net, Mesh(world, axes), {.micro_batches = 4});
@@ -37,7 +37,7 @@ TEST(ParallelizeEvaluate, RanksMayHaveDifferentNumbersOfRows) {
 
 // The sizes of the messages between stages also depend on the rows of the other ranks.
 TEST(ParallelizeEvaluate, TheSameRowsBesideFewerOnAnotherRank) {
-  run_group(Engine::local, 4, [](Group world) {
+  run_group(BackendKind::local, 4, [](Group world) {
     OwnNet plain, net;
     ParallelModel model =
         parallelize(net, Mesh(world, {{"pp", 2}, {"fsdp", 2}}), {.micro_batches = 4});
@@ -51,7 +51,7 @@ TEST(ParallelizeEvaluate, TheSameRowsBesideFewerOnAnotherRank) {
 
 TEST(ParallelizeEvaluate, ARankWithoutABatchIsAnErrorOnAllRanks) {
   for (const auto& axes : meshes_of_rows)
-    run_group(Engine::local, ranks_of(axes), [&](Group world) {
+    run_group(BackendKind::local, ranks_of(axes), [&](Group world) {
       OwnNet net;
       ParallelModel model = parallelize(net, Mesh(world, axes), {.micro_batches = 4});
       const OwnBatch two(1, 2), three(1, 3), none(1, 0);
@@ -77,7 +77,7 @@ TEST(ParallelizeEvaluate, ARankWithoutABatchIsAnErrorOnAllRanks) {
 
 // The rank of the last stage cannot send its output to the other ranks.
 TEST(ParallelizeEvaluate, OutputsThatCannotBeToldEndAllRanks) {
-  run_group(Engine::local, 4, [](Group world) {
+  run_group(BackendKind::local, 4, [](Group world) {
     OwnNet net;
     const Mesh mesh(world, {{"pp", 2}, {"dp", 2}});
     ParallelPlan plan = parallel_plan(net);
@@ -97,7 +97,7 @@ TEST(ParallelizeEvaluate, OutputsThatCannotBeToldEndAllRanks) {
 
 // Ranks of pp without the first stage need no inputs.
 TEST(ParallelizeEvaluate, OnlyTheFirstStageNeedsInputs) {
-  run_group(Engine::local, 2, [](Group world) {
+  run_group(BackendKind::local, 2, [](Group world) {
     OwnNet plain, net;
     ParallelModel model = parallelize(net, Mesh(world, {{"pp", 2}}));
     const OwnBatch batch(1, 4);

@@ -7,7 +7,7 @@
 #include <lockstep/parallel/join.h>
 
 #include "parallel/own_net.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -21,7 +21,7 @@ namespace {
 TEST(ParallelizeWithoutStages, TheModulesOwnForwardAndBackwardWork) {
   for (const std::vector<MeshAxis>& axes :
        {std::vector<MeshAxis>{{"dp", 2}}, {{"fsdp", 2}}, {{"dp", 2}, {"tp", 2}}})
-    run_group(Engine::local, ranks_of(axes), [&](Group world) {
+    run_group(BackendKind::local, ranks_of(axes), [&](Group world) {
       OwnNet plain, net;
       ParallelModel model = parallelize(net, Mesh(world, axes));
       Group data = model.data();
@@ -39,7 +39,7 @@ TEST(ParallelizeWithoutStages, TheModulesOwnForwardAndBackwardWork) {
 }
 
 TEST(ParallelizeWithoutStages, StepInsideNoSyncStaysLocal) {
-  run_group(Engine::local, 2, [](Group world) {
+  run_group(BackendKind::local, 2, [](Group world) {
     OwnNet plain, net;
     ParallelModel model = parallelize(net, Mesh(world, {{"dp", 2}}), {.micro_batches = 2});
     const OwnBatch batch(1 + world.rank(), 4);
@@ -53,7 +53,7 @@ TEST(ParallelizeWithoutStages, StepInsideNoSyncStaysLocal) {
 }
 
 TEST(ParallelizeWithoutStages, JoinLetsRanksHaveDifferentNumbersOfBatches) {
-  run_group(Engine::local, 3, [](Group world) {
+  run_group(BackendKind::local, 3, [](Group world) {
     OwnNet net;
     ParallelModel model = parallelize(net, Mesh(world, {{"dp", 3}}));
     const OwnBatch batch(1, 4);
@@ -72,7 +72,7 @@ TEST(ParallelizeWithoutStages, JoinLetsRanksHaveDifferentNumbersOfBatches) {
 }
 
 TEST(ParallelizeWithoutStages, SyncBatchNormSeesTheRowsOfAllRanks) {
-  run_group(Engine::local, 2, [](Group world) {
+  run_group(BackendKind::local, 2, [](Group world) {
     torch::nn::Sequential plain(torch::nn::Linear(8, 4), torch::nn::BatchNorm1d(4));
     torch::nn::Sequential net(torch::nn::Linear(8, 4), torch::nn::BatchNorm1d(4));
     for (auto* one : {&plain, &net}) {
@@ -95,7 +95,7 @@ TEST(ParallelizeWithoutStages, SyncBatchNormSeesTheRowsOfAllRanks) {
 }
 
 TEST(ParallelizeWithoutStages, AHookTakesTheBucketsAndAScalerTheLoss) {
-  run_group(Engine::local, 2, [](Group world) {
+  run_group(BackendKind::local, 2, [](Group world) {
     OwnNet plain, net;
     int buckets = 0;
     const auto hook = hook_of("count", [&](const GradientBucket& bucket, Group& group) {

@@ -3,7 +3,7 @@
 #include <lockstep/parallel/parallelize.h>
 
 #include "parallel/own_net.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ namespace {
 template <typename Thrown>
 void expect_refused(const std::vector<MeshAxis>& axes, const std::string& message,
                     const std::function<void(const Mesh&)>& call) {
-  run_group(Engine::local, ranks_of(axes), [&](Group world) {
+  run_group(BackendKind::local, ranks_of(axes), [&](Group world) {
     const Mesh mesh(world, axes);
     EXPECT_EQ(message_of<Thrown>([&] { call(mesh); }), message);
     world.barrier().wait();
@@ -70,7 +70,7 @@ TEST(ParallelizeRefuses, SizesThatDoNotDivide) {
 
 // After an error the model is unchanged, so it trains with other options.
 TEST(ParallelizeRefuses, PatternsThatNameNothingBeforeAnythingHasChanged) {
-  run_group(Engine::local, 2, [](Group world) {
+  run_group(BackendKind::local, 2, [](Group world) {
     const Mesh mesh(world, {{"fsdp", 2}});
     OwnNet net;
     const auto refused = [&](const ParallelOptions& options) {
@@ -88,7 +88,7 @@ TEST(ParallelizeRefuses, PatternsThatNameNothingBeforeAnythingHasChanged) {
     EXPECT_NE(refused({.activation_checkpointing = {"blocks.*"}}).find("in.weight"),
               std::string::npos);
   });
-  run_group(Engine::local, 2, [](Group world) {
+  run_group(BackendKind::local, 2, [](Group world) {
     const Mesh mesh(world, {{"fsdp", 2}});
     OwnNet net;
     (void)message_of<InvalidArgument>([&] {
@@ -105,10 +105,10 @@ TEST(ParallelizeRefuses, PatternsThatNameNothingBeforeAnythingHasChanged) {
 
 // Activation checkpointing is applied after all checks, so the model trains with other options.
 TEST(ParallelizeRefuses, OptionsOfCopiesBeforeAnythingHasChanged) {
-  run_group(Engine::local, 2, [](Group world) {
+  run_group(BackendKind::local, 2, [](Group world) {
     const Mesh copies(world, {{"dp", 2}}), shards(world, {{"fsdp", 2}});
     OwnNet net;
-    const auto with = [](DataParallelOptions data, ShardOptions shard = {}) {
+    const auto with = [](DistributedDataParallelOptions data, ShardOptions shard = {}) {
       return ParallelOptions{.activation_checkpointing = {"blocks.*"},
                              .shard = std::move(shard),
                              .data = std::move(data)};
@@ -135,7 +135,7 @@ TEST(ParallelizeRefuses, OptionsOfCopiesBeforeAnythingHasChanged) {
 
 // The error is found before the weight is sharded, so the model trains with other options.
 TEST(ParallelizeRefuses, UnitsThatDivideAFusedWeightBeforeItIsCut) {
-  run_group(Engine::local, 4, [](Group world) {
+  run_group(BackendKind::local, 4, [](Group world) {
     const Mesh mesh(world, {{"fsdp", 2}, {"tp", 2}});
     models::Gpt gpt(composed_gpt());
     const std::string weight = "transformer.h.0.attn.c_attn.weight";
@@ -164,7 +164,7 @@ TEST(ParallelizeRefuses, UnitsThatDivideAFusedWeightBeforeItIsCut) {
 
 // Each stage would have a different shard of the weight.
 TEST(ParallelizeRefuses, UnitsThatDivideATiedWeightInTwoWaysBeforeItIsCut) {
-  run_group(Engine::local, 4, [](Group world) {
+  run_group(BackendKind::local, 4, [](Group world) {
     const Mesh mesh(world, {{"pp", 2}, {"fsdp", 2}});
     models::Gpt gpt(composed_gpt());
     EXPECT_EQ(message_of<InvalidArgument>(
@@ -182,7 +182,7 @@ TEST(ParallelizeRefuses, UnitsThatDivideATiedWeightInTwoWaysBeforeItIsCut) {
 // Experts are sharded along ep only.
 TEST(ParallelizeRefuses, ATensorPlanForExpertsAloneBeforeAnythingIsCut) {
   for (const char* other : {"ep", "pp"})
-    run_group(Engine::local, 4, [&](Group world) {
+    run_group(BackendKind::local, 4, [&](Group world) {
       const Mesh mesh(world, {{other, 2}, {"tp", 2}});
       models::Moe moe = moe_of(0, at::kFloat);
       TensorPlan plan = lockstep::parallel_plan(moe).tensor;
@@ -224,7 +224,7 @@ TEST(ParallelizeRefuses, OptionsThatPartsCannotShare) {
 }
 
 TEST(ParallelizeRefuses, RanksWithOtherModelsOrOptions) {
-  run_group(Engine::local, 2, [](Group world) {
+  run_group(BackendKind::local, 2, [](Group world) {
     const Mesh mesh(world, {{"dp", 2}});
     const auto refused = [&](const models::MlpOptions& shape, const ParallelOptions& options) {
       return message_of<Mismatch>([&] { (void)parallelize(models::Mlp(shape), mesh, options); });
@@ -239,7 +239,7 @@ TEST(ParallelizeRefuses, RanksWithOtherModelsOrOptions) {
 
 TEST(ParallelizeRefuses, BatchesThatAreNoneAndTheGroupsStayUsable) {
   for (const char* axis : {"dp", "pp", "tp"})
-    run_group(Engine::local, 2, [&](Group world) {
+    run_group(BackendKind::local, 2, [&](Group world) {
       OwnNet net;
       ParallelModel model = parallelize(net, Mesh(world, {{axis, 2}}), {.micro_batches = 4});
       const std::string rank = axis == std::string("pp") ? " on rank 0" : "";

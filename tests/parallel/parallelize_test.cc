@@ -6,7 +6,7 @@
 
 #include "parallel/own_net.h"
 #include "parallel/parallel_model.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ struct TwiceNetImpl : torch::nn::Module {
 TORCH_MODULE(TwiceNet);
 
 TEST(Parallelize, ATiedWeightIsCutAndShardedByEachOfItsNames) {
-  run_group(Engine::local, 4, [](Group world) {
+  run_group(BackendKind::local, 4, [](Group world) {
     for (const char* name : {"first", "again"}) {
       TwiceNet net, plain;
       ParallelModel model =
@@ -65,7 +65,7 @@ TEST(Parallelize, ADeferredModelOnAnyMeshHasItsValues) {
                                             {{"pp", 2}, {"dp", 2}},
                                             {{"fsdp", 2}},
                                             {{"tp", 2}, {"dp", 1}}})
-    run_group(Engine::local, ranks_of(axes), [&](Group world) {
+    run_group(BackendKind::local, ranks_of(axes), [&](Group world) {
       // Large enough that the embeddings are deferred.
       models::GptOptions shape = composed_gpt();
       shape.vocabulary = 1000;
@@ -96,7 +96,7 @@ TEST(Parallelize, AUsersModelIsOneProcessOnEachAxis) {
                                             {{"pp", 3}},
                                             {{"pp", 2}, {"dp", 2}, {"tp", 2}},
                                             {{"tp", 2}, {"fsdp", 2}, {"pp", 2}}})
-    run_group(Engine::local, ranks_of(axes), [&](Group world) {
+    run_group(BackendKind::local, ranks_of(axes), [&](Group world) {
       OwnNet plain, net;
       ParallelModel model = parallelize(net, Mesh(world, axes), {.micro_batches = 2});
       const OwnBatch batch(1);
@@ -112,7 +112,7 @@ TEST(Parallelize, AUsersModelIsOneProcessOnEachAxis) {
 
 TEST(Parallelize, ThreeRanksLoseNoRow) {
   for (const char* axis : {"dp", "fsdp"})
-    run_group(Engine::local, 3, [&](Group world) {
+    run_group(BackendKind::local, 3, [&](Group world) {
       OwnNet net;
       ParallelModel model = parallelize(net, Mesh(world, {{axis, 3}}));
       Group data = model.data();
@@ -132,7 +132,7 @@ TEST(Parallelize, ThreeRanksLoseNoRow) {
 TEST(Parallelize, AModelWithoutAPlanTrainsOnDpAndFsdp) {
   for (const std::vector<MeshAxis>& axes :
        {std::vector<MeshAxis>{{"dp", 2}}, {{"fsdp", 2}}, {{"dp", 2}, {"fsdp", 2}}})
-    run_group(Engine::local, ranks_of(axes), [&](Group world) {
+    run_group(BackendKind::local, ranks_of(axes), [&](Group world) {
       PlainNet plain, net;
       ParallelModel model = parallelize(net, Mesh(world, axes));
       Group data = model.data();
@@ -167,7 +167,7 @@ TEST(Parallelize, IgnoredTensorsAreNotAveraged) {
                                             {{"pp", 2}},
                                             {{"pp", 2}, {"dp", 2}},
                                             {{"pp", 2}, {"fsdp", 2}}})
-    run_group(Engine::local, ranks_of(axes), [&](Group world) {
+    run_group(BackendKind::local, ranks_of(axes), [&](Group world) {
       const std::string text = text_of(Composition{.axes = axes});
       OwnNet plain, own, net;
       const std::vector<std::string> ignored = {"in", "blocks.2.wide"};
@@ -201,7 +201,7 @@ TEST(Parallelize, IgnoredTensorsAreNotAveraged) {
 TEST(Parallelize, RowsAreCutAsAPipelineCutsThem) {
   for (const char* axis : {"dp", "pp"}) {
     const int ranks = axis == std::string("pp") ? 2 : 1;
-    run_group(Engine::local, ranks, [&](Group world) {
+    run_group(BackendKind::local, ranks, [&](Group world) {
       OwnNet net;
       ParallelModel model = parallelize(net, Mesh(world, {{axis, ranks}}), {.micro_batches = 4});
       std::vector<std::int64_t> rows;
@@ -233,7 +233,7 @@ TEST(Parallelize, EvaluateAndForwardAreThoseOfOneProcessOnEveryRank) {
                                             {{"pp", 2}},
                                             {{"pp", 2}, {"cp", 2}, {"tp", 2}}})
     for (const std::int64_t rows : {1, 3, 8})
-      run_group(Engine::local, ranks_of(axes), [&](Group world) {
+      run_group(BackendKind::local, ranks_of(axes), [&](Group world) {
         const std::string text = text_of(Composition{.axes = axes});
         const auto make = [] { return models::Gpt(composed_gpt()); };
         auto plain = made_alike(make, at::kDouble), model = made_alike(make, at::kDouble);
@@ -254,7 +254,7 @@ TEST(Parallelize, EvaluateAndForwardAreThoseOfOneProcessOnEveryRank) {
 
 // An exception in the loss, which only one rank computes, ends the step on all ranks.
 TEST(Parallelize, AnExceptionInAStageNamesRankAndAction) {
-  run_group(Engine::local, 4, [](Group world) {
+  run_group(BackendKind::local, 4, [](Group world) {
     OwnNet net;
     const Mesh mesh(world, {{"pp", 2}, {"dp", 2}});
     ParallelModel model = parallelize(net, mesh);
@@ -275,7 +275,7 @@ TEST(Parallelize, AnExceptionInAStageNamesRankAndAction) {
 }
 
 TEST(ParallelModel, SaysWhatEachAxisDoes) {
-  run_group(Engine::local, 8, [](Group world) {
+  run_group(BackendKind::local, 8, [](Group world) {
     auto model = made_alike([] { return models::Gpt(composed_gpt()); }, at::kFloat);
     ParallelModel gpt = parallelize(model, Mesh(world, {{"tp", 2}, {"pp", 2}, {"fsdp", 2}}));
     const std::string plan = gpt.plan();
@@ -294,7 +294,7 @@ TEST(ParallelModel, SaysWhatEachAxisDoes) {
 }
 
 TEST(ParallelModel, OutlivesTheModelsOfTheProgram) {
-  run_group(Engine::local, 2, [](Group world) {
+  run_group(BackendKind::local, 2, [](Group world) {
     for (const char* axis : {"dp", "fsdp", "tp", "pp"}) {
       ParallelModel model = parallelize(OwnNet(), Mesh(world, {{axis, 2}}));
       const OwnBatch batch(1);

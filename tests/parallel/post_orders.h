@@ -7,7 +7,7 @@
 #include <lockstep/comm/local.h>
 
 #include "base/format.h"
-#include "comm/engines/local/backend.h"
+#include "comm/backends/local/backend.h"
 
 #include <algorithm>
 #include <chrono>

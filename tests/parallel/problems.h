@@ -17,8 +17,12 @@ struct Problem {
 inline std::vector<Problem> problems() {
   auto mlp = [] { return models::Mlp(models::MlpOptions{{36, 33, 10}}).ptr(); };
   auto conv = [] { return ConvNet().ptr(); };
-  models::GptOptions small{
-      .layers = 2, .heads = 2, .width = 16, .block = 8, .vocabulary = 11, .bias = true};
+  models::GptOptions small{.layers = 2,
+                           .heads = 2,
+                           .hidden_size = 16,
+                           .context_length = 8,
+                           .vocabulary = 11,
+                           .bias = true};
   auto gpt = [small] { return models::Gpt(small).ptr(); };
   auto ids = [](std::int64_t seed) {
     return ((values({3, 8}, seed) + 0.5) * 2048).to(at::kLong).remainder(11);

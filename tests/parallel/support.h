@@ -29,30 +29,34 @@
 namespace lockstep::test {
 
 // A backend and a number of ranks, as the parameter of test suites.
-struct EngineRanks {
-  Engine engine = Engine::local;
+struct BackendRanks {
+  BackendKind backend = BackendKind::local;
   int size = 1;
 };
 
-inline void PrintTo(const EngineRanks& ranks, std::ostream* out) {
-  *out << ranks.size << " on " << name_of(ranks.engine);
+inline void PrintTo(const BackendRanks& ranks, std::ostream* out) {
+  *out << ranks.size << " on " << name_of(ranks.backend);
 }
 
-inline std::string name_of_ranks(const testing::TestParamInfo<EngineRanks>& info) {
-  return std::string(name_of(info.param.engine)) + std::to_string(info.param.size);
+inline std::string name_of_ranks(const testing::TestParamInfo<BackendRanks>& info) {
+  return std::string(name_of(info.param.backend)) + std::to_string(info.param.size);
 }
 
-inline std::vector<EngineRanks> ranks_of(std::vector<Engine> engines, std::vector<int> sizes) {
-  std::vector<EngineRanks> all;
-  for (Engine engine : engines)
-    for (int size : sizes) all.push_back({engine, size});
+inline std::vector<BackendRanks> ranks_of(std::vector<BackendKind> backends,
+                                          std::vector<int> sizes) {
+  std::vector<BackendRanks> all;
+  for (BackendKind backend : backends)
+    for (int size : sizes) all.push_back({backend, size});
   return all;
 }
 
 // 1, 2 and 5 ranks as threads, and 3 as processes. Other combinations differ only in the
-// collectives, which tests/comm compares on each engine.
-inline std::vector<EngineRanks> usual_ranks() {
-  return {{Engine::local, 1}, {Engine::local, 2}, {Engine::local, 5}, {Engine::shm, 3}};
+// collectives, which tests/comm compares on each backend.
+inline std::vector<BackendRanks> usual_ranks() {
+  return {{BackendKind::local, 1},
+          {BackendKind::local, 2},
+          {BackendKind::local, 5},
+          {BackendKind::shm, 3}};
 }
 
 // Returns pseudo-random values, the same in any process, in C++ and in Python; exact in float.

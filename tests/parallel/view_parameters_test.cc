@@ -112,7 +112,7 @@ Train on_axes(const std::vector<std::string>& names) {
 
 Trained by_data_parallel(Viewed& model, const Group& /*group*/) {
   auto parallel = std::make_shared<DataParallel<Viewed>>(
-      model, cpu_devices(2), ReplicaOptions{.make_replica = [sizes = model->p.sizes().vec()] {
+      model, cpu_devices(2), DataParallelOptions{.make_replica = [sizes = model->p.sizes().vec()] {
         return Viewed([&](const at::Tensor& w) { return w.reshape(sizes); }, true).ptr();
       }});
   return {.handle = parallel, .backward = [parallel](const at::Tensor& x) {

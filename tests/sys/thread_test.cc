@@ -93,14 +93,14 @@ TEST(LibraryThread, RunsWhatForeignLibrariesStartThreadsIn) {
             "from there");
 }
 
-TEST(OwnProcess, IsAnotherOneInAForkedChild) {
+TEST(ForkAware, IsAnotherOneInAForkedChild) {
   EXPECT_EQ(own_process(), ::getpid());
-  OwnProcess mine;
+  ForkAware mine;
   EXPECT_FALSE(mine.is_copy_of_parent());
   test::expect_ranks(2, [&](int) {
     EXPECT_EQ(own_process(), ::getpid());
     EXPECT_TRUE(mine.is_copy_of_parent());
-    OwnProcess childs;
+    ForkAware childs;
     EXPECT_FALSE(childs.is_copy_of_parent());
     pid_t grandchild = ::fork();
     if (grandchild == 0)
@@ -113,7 +113,7 @@ TEST(OwnProcess, IsAnotherOneInAForkedChild) {
   });
 }
 
-TEST(OwnProcess, LeavesTheCopyOfAnObjectAsItIs) {
+TEST(ForkAware, LeavesTheCopyOfAnObjectAsItIs) {
   // The destructor would wait for a copy of a condition variable on which a thread was waiting.
   auto waiting = make_shared_of_process<Waiting>();
   test::expect_ranks(1, [&](int) { waiting.reset(); });

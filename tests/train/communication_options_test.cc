@@ -123,7 +123,7 @@ TEST(Communication, WhatTheModelDoesNotHaveIsOneLine) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
   auto expect_refused = [&](const std::string& words) {
-    test::run_group(test::Engine::shm, 2, [&](Group group) {
+    test::run_group(test::BackendKind::shm, 2, [&](Group group) {
       const std::string text = test::message_of([&] { (void)train(options, group); });
       EXPECT_NE(text.find(words), std::string::npos) << text;
       EXPECT_EQ(text.find('\n'), std::string::npos) << text;

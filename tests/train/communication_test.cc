@@ -127,7 +127,7 @@ TEST(Hooks, TrainAlmostTheSameModelWithFewerBytes) {
 }
 
 // With plain SGD, averaging the updated models equals updating with the averaged gradient.
-TEST(OwnCopies, AverageEveryStepIsDistributedDataParallel) {
+TEST(LocalUpdates, AverageEveryStepIsDistributedDataParallel) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
   options.optimizer = OptimizerKind::sgd;
@@ -148,7 +148,7 @@ TEST(OwnCopies, AverageEveryStepIsDistributedDataParallel) {
 }
 
 // The outer parameters include all steps, even if the run does not end with an outer update.
-TEST(OwnCopies, DiLoCoEndsWithAllThatWasLearned) {
+TEST(LocalUpdates, DiLoCoEndsWithAllThatWasLearned) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
   options.steps = 10;
@@ -166,7 +166,7 @@ TEST(OwnCopies, DiLoCoEndsWithAllThatWasLearned) {
   EXPECT_LT(distance(options.out, local.out), 1e-6);
 }
 
-TEST(OwnCopies, SendSeldom) {
+TEST(LocalUpdates, SendSeldom) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
   options.steps = 40;
@@ -182,7 +182,7 @@ TEST(OwnCopies, SendSeldom) {
 }
 
 // A signal may come at any step; the rows of metrics are at steps where ranks meet.
-TEST(OwnCopies, StopAndGoOnBetweenAverages) {
+TEST(LocalUpdates, StopAndGoOnBetweenAverages) {
   TemporaryFolder folder;
   RunSetup options = tiny_mnist(folder);
   options.local_sgd.period = 4;
@@ -209,12 +209,12 @@ class LateData : public MlpTask {
   bool is_late_;
 };
 
-TEST(OwnCopies, HaveTheirDeadlineFromTheFirstStepOn) {
+TEST(LocalUpdates, HaveTheirDeadlineFromTheFirstStepOn) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
   options.local_sgd = {.period = 2, .timeout = std::chrono::seconds(1)};
   options.post_local_sgd.start_step = 3;
-  test::run_group(test::Engine::shm, 2, [&](Group group) {
+  test::run_group(test::BackendKind::shm, 2, [&](Group group) {
     LateData task(group.rank() == 1);
     options.settle(task);
     if (group.rank() == 0)
@@ -274,7 +274,7 @@ TEST(Uneven, EachSampleIsSeenOnceAnEpoch) {
   RunSetup options = tiny_mlp(folder);
   options.batch = 315 * 3;
   options.uneven = true;
-  test::run_group(test::Engine::shm, 3, [&](Group group) {
+  test::run_group(test::BackendKind::shm, 3, [&](Group group) {
     std::unique_ptr<Task> task = options.make();
     task->load(options, group);
     at::Tensor rows = torch::zeros({1}, torch::kLong);

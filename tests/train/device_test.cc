@@ -29,8 +29,8 @@ TEST(Device, IsTheCpuForOptionsThatComputeThere) {
     check_device(other);
     return message;
   };
-  EXPECT_EQ(refused([](RunSetup& other) { other.strategy = StrategyKind::dp; }),
-            "--strategy dp computes on the CPU: expected --device cpu, found --device cuda:1");
+  EXPECT_EQ(refused([](RunSetup& other) { other.strategy = StrategyKind::threads; }),
+            "--strategy threads computes on the CPU: expected --device cpu, found --device cuda:1");
   EXPECT_EQ(refused([](RunSetup& other) { other.strategy = StrategyKind::ps; }),
             "--strategy ps computes on the CPU: expected --device cpu, found --device cuda:1");
   EXPECT_EQ(refused([](RunSetup& other) { other.elastic = true; }),

@@ -92,7 +92,7 @@ TEST(ElasticMesh, ExpertsOfWholeCopiesHaveTheBytesOfOneProcess) {
   const test::TemporaryFolder folder;
   RunSetup options = text_run(folder, "moe");
   options.steps = 3;
-  options.slots = 4;
+  options.elastic_micro_batches = 4;
   const RunSetup alone = elastic_setup(options, "alone");
   run(1, alone);
   const RunSetup copies = elastic_setup(options, "copies");
@@ -105,7 +105,7 @@ TEST(ElasticMesh, TheBytesDoNotDependOnHowManyCopiesOrShardsThereAre) {
   RunSetup options = tiny_gpt(folder);
   options.dropout = 0.1;
   options.steps = 5;
-  options.slots = 6;
+  options.elastic_micro_batches = 6;
   const RunSetup one = elastic_setup(on_mesh(options, "tp=2"), "1");
   run(2, one);
   for (const char* part : {"forward_seconds", "backward_seconds"})
@@ -126,7 +126,7 @@ TEST(ElasticMesh, TheBytesDoNotDependOnHowManyCopiesOrShardsThereAre) {
 TEST(ElasticMesh, HasTheBytesOfOneProcessWithoutTpAndIsNearThemWithIt) {
   const test::TemporaryFolder folder;
   RunSetup options = tiny_gpt(folder);
-  options.slots = 6;
+  options.elastic_micro_batches = 6;
   const RunSetup alone = elastic_setup(options, "alone");
   run(1, alone);
   const RunSetup hybrid = elastic_setup(on_mesh(options, "dp=2,fsdp=2", "full"), "hybrid");
@@ -168,7 +168,7 @@ TEST_P(ElasticMeshRun, ThatIsKilledShrunkAndGrownEndsWithTheBytesOfAnUndisturbed
   options.steps = 40;
   options.eval_every = 10;
   options.save_every = 15;
-  options.slots = 4;
+  options.elastic_micro_batches = 4;
   const auto& [mesh, shard] = GetParam();
   if (shard == "none") options.clip = 0.5;
   const bool has_parts = mesh.find("tp") != std::string::npos;

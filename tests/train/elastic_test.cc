@@ -1,6 +1,6 @@
 // Elastic runs: results are bitwise equal for any number of ranks and any losses on the way.
 #include <lockstep/base/error.h>
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 #include <lockstep/train/trainer.h>
 
 #include "elastic/small_agent.h"
@@ -41,7 +41,7 @@ TEST_P(ElasticRuns, HaveTheSameBytesAtAnyNumberOfRanks) {
   RunSetup options = GetParam().second(folder);
   options.dropout = GetParam().first == "gpt" ? std::optional(0.1) : std::nullopt;
   options.clip = 0.5;
-  options.slots = 6;
+  options.elastic_micro_batches = 6;
   const RunSetup alone = elastic_setup(options, "1");
   run(1, alone);
   for (const int ranks : {2, 5}) {
@@ -63,7 +63,7 @@ TEST(ElasticShards, HaveTheBytesOfOneProcess) {
   RunSetup options = tiny_gpt(folder);
   options.dropout = 0.1;
   options.clip = 0.5;
-  options.slots = 6;
+  options.elastic_micro_batches = 6;
   const RunSetup alone = elastic_setup(options, "1");
   run(1, alone);
   for (const auto& [ranks, shard, is_shared] :
@@ -84,7 +84,7 @@ TEST(ElasticRun, ThatIsKilledShrunkAndGrownEndsWithTheBytesOfAnUndisturbedOne) {
   options.steps = 60;
   options.eval_every = 10;
   options.save_every = 25;
-  options.slots = 4;
+  options.elastic_micro_batches = 4;
   const RunSetup undisturbed = elastic_setup(options, "undisturbed");
   run(4, undisturbed);
   const RunSetup disturbed = elastic_setup(options, "disturbed");
@@ -109,7 +109,7 @@ TEST(ElasticShards, ThatAreKilledShrunkAndGrownEndWithTheBytesOfAnUndisturbedRun
   options.steps = 40;
   options.eval_every = 10;
   options.save_every = 15;
-  options.slots = 4;
+  options.elastic_micro_batches = 4;
   const RunSetup undisturbed = elastic_setup(options, "undisturbed");
   run(3, undisturbed);
   options.shard = ShardKind::full;
@@ -145,7 +145,7 @@ TEST(ElasticRun, DoesNotTakeUpAFolderThatHoldsAnotherRun) {
   run(1, options);
   const std::string model = bytes_of_file(fs::path(options.out) / "model.safetensors");
   SmallAgent agent([&] {
-    return contains(message_of<CommonFailure>([&] { (void)train_worker(options); }),
+    return contains(message_of<CollectiveFailure>([&] { (void)train_worker(options); }),
                     "holds a run already")
                ? 0
                : 1;
@@ -162,17 +162,18 @@ TEST(ElasticOptions, WhatDoesNotFitIsOneLine) {
   fits.out = "x";
   fits.elastic = true;
   fits.batch = 12;
-  fits.slots = 4;
+  fits.elastic_micro_batches = 4;
   const auto refusal = [&](const std::function<void(Options&)>& change) {
     RunSetup options = fits;
     change(options);
     return message_of<BadInput>([&] { check_run(options, 1); });
   };
   EXPECT_EQ(refusal([](Options&) {}), "no error");
-  EXPECT_TRUE(contains(refusal([](Options& o) { o.slots = 13; }),
-                       "--batch 12 has fewer rows than --slots 13"));
-  EXPECT_TRUE(contains(refusal([](Options& o) { o.slots = 5; }),
-                       "--batch 12 must be divisible by --slots 5; try --batch 10 or 15"));
+  EXPECT_TRUE(contains(refusal([](Options& o) { o.elastic_micro_batches = 13; }),
+                       "--batch 12 has fewer rows than --elastic-micro-batches 13"));
+  EXPECT_TRUE(
+      contains(refusal([](Options& o) { o.elastic_micro_batches = 5; }),
+               "--batch 12 must be divisible by --elastic-micro-batches 5; try --batch 10 or 15"));
   EXPECT_TRUE(contains(refusal([](Options& o) { o.strategy = StrategyKind::ps; }),
                        "--elastic needs --strategy ddp, found --strategy ps"));
   fits.shard = ShardKind::full;
@@ -190,8 +191,8 @@ TEST(ElasticOptions, WhatDoesNotFitIsOneLine) {
       contains(refusal([](Options& o) { o.mesh = parse_axes("pp=2"); }), "found --mesh pp=2"));
   EXPECT_EQ(refusal([](Options& o) { o.accumulate = 2; }),
             "give --elastic or --accumulate 2, not both");
-  EXPECT_TRUE(
-      contains(refusal([](Options& o) { o.elastic = false; }), "--slots 4 needs --elastic"));
+  EXPECT_TRUE(contains(refusal([](Options& o) { o.elastic = false; }),
+                       "--elastic-micro-batches 4 needs --elastic"));
   Options unset;
   for (const auto& [batch, slots] :
        {std::pair(32, 8), std::pair(12, 6), std::pair(7, 7), std::pair(11, 1), std::pair(3, 3)}) {

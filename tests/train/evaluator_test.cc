@@ -72,7 +72,7 @@ struct Measured {
 Measured chosen_on(int ranks, std::int64_t samples, std::int64_t batches) {
   Measured all;
   std::mutex lock;
-  test::run_group(test::Engine::local, ranks, [&](Group group) {
+  test::run_group(test::BackendKind::local, ranks, [&](Group group) {
     Numbers task(samples);
     std::shared_ptr<torch::nn::Module> module = task.make_model();
     Evaluator evaluator(task, module, group, {.batches = batches});
@@ -246,7 +246,7 @@ TEST(EvaluateSaved, GivesTheLossThatTheRunEndedWith) {
   sharded.shard = ShardKind::full;
   run(2, sharded);
   for (int ranks : {1, 2, 3})
-    test::run_group(test::Engine::shm, ranks, [&](Group group) {
+    test::run_group(test::BackendKind::shm, ranks, [&](Group group) {
       EXPECT_NEAR(evaluate_saved({.run = sharded.out}, group).val_loss, last_val_loss(sharded.out),
                   1e-6);
     });
@@ -327,7 +327,7 @@ TEST(EvaluateSaved, DataThatIsMissingOrDoesNotFitIsOneLine) {
   EXPECT_NE(refusal({.run = options.out}).find("found other data"), std::string::npos);
   fs::remove(options.data);
   EXPECT_NE(refusal({.run = options.out}).find("is not there from this folder"), std::string::npos);
-  test::run_group(test::Engine::shm, 2, [&](Group group) {
+  test::run_group(test::BackendKind::shm, 2, [&](Group group) {
     std::string words =
         test::message_of([&] { (void)evaluate_saved({.run = options.out}, group); });
     EXPECT_NE(words.find("is not there from this folder"), std::string::npos) << words;

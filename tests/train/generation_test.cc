@@ -16,8 +16,12 @@ namespace {
 
 models::Gpt small_model(std::int64_t vocabulary) {
   torch::manual_seed(3);
-  models::Gpt model(models::GptOptions{
-      .layers = 2, .heads = 2, .width = 16, .block = 8, .vocabulary = vocabulary, .dropout = 0.5});
+  models::Gpt model(models::GptOptions{.layers = 2,
+                                       .heads = 2,
+                                       .hidden_size = 16,
+                                       .context_length = 8,
+                                       .vocabulary = vocabulary,
+                                       .dropout = 0.5});
   at::NoGradGuard no_gradients;
   // Makes the probabilities less even.
   for (at::Tensor& parameter : model->parameters()) parameter.mul_(4);
@@ -42,8 +46,8 @@ std::string plain_loop(models::Gpt model, const data::Tokenizer& vocabulary,
   for (std::int64_t i = 0; i < prompt.size(0); ++i) ids.push_back(prompt[i].item<std::int64_t>());
   std::size_t begin = ids.size();
   for (std::int64_t made = 0; made < options.tokens; ++made) {
-    auto seen =
-        std::min<std::int64_t>(static_cast<std::int64_t>(ids.size()), model->options().block);
+    auto seen = std::min<std::int64_t>(static_cast<std::int64_t>(ids.size()),
+                                       model->options().context_length);
     at::Tensor row = at::tensor(std::vector<std::int64_t>(ids.end() - seen, ids.end()), at::kLong);
     at::Tensor logits = model->forward(row.unsqueeze(0))[0][-1];
     std::int64_t next = 0;

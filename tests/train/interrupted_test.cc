@@ -20,7 +20,7 @@ namespace lockstep::train {
 namespace {
 
 namespace fs = std::filesystem;
-using test::Engine;
+using test::BackendKind;
 using test::TemporaryFolder;
 
 // A gpt whose evaluations have many batches, and which sends a signal to its own process.
@@ -62,7 +62,7 @@ void PrintTo(const Ranks& ranks, std::ostream* out) { *out << ranks.name; }
 using Place = std::function<void(SignallingGpt&)>;
 void train_until(const Ranks& ranks, const RunSetup& setup, const Place& place,
                  const std::function<void(const Report&, const SignallingGpt&)>& look) {
-  test::run_group(Engine::shm, ranks.ranks, [&](Group group) {
+  test::run_group(BackendKind::shm, ranks.ranks, [&](Group group) {
     SignallingGpt task;
     setup.settle(task);
     if (group.rank() == ranks.signalled) place(task);
@@ -165,7 +165,7 @@ std::vector<Ranks> all_kinds_of_ranks() {
           {"pipeline", 2, [](Options& o) { o.mesh = parse_axes("pp=2"); }, 1},
           {"devices", 1,
            [](Options& o) {
-             o.strategy = StrategyKind::dp;
+             o.strategy = StrategyKind::threads;
              o.devices = 2;
            }},
           {"servers", 3, [](Options& o) { o.strategy = StrategyKind::ps; }, 1},

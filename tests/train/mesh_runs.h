@@ -5,7 +5,7 @@
 #include "support/temporary_folder.h"
 #include "train/runs.h"
 
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <cctype>
 #include <filesystem>
@@ -85,8 +85,9 @@ inline void expect_near_rows(const RunSetup& one, const RunSetup& other) {
 
 // Expects one line on all ranks, before any file is written.
 inline void expect_refused(const RunSetup& options, int ranks, const std::string& expected) {
-  test::run_group(test::Engine::shm, ranks, [&](Group group) {
-    const std::string found = test::message_of<CommonFailure>([&] { (void)train(options, group); });
+  test::run_group(test::BackendKind::shm, ranks, [&](Group group) {
+    const std::string found =
+        test::message_of<CollectiveFailure>([&] { (void)train(options, group); });
     EXPECT_NE(found.find(expected), std::string::npos) << found;
     EXPECT_EQ(found.find('\n'), std::string::npos) << found;
     group.barrier().wait();  // the group is still usable

@@ -1,6 +1,6 @@
 // `lockstep train` on meshes whose ranks compute one model together: what is refused, and settings
 // whose results equal those of one process. mesh_sweep_test.cc compares all sets of axes.
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 #include <lockstep/train/trainer.h>
 
 #include "support/messages.h"
@@ -125,11 +125,11 @@ TEST(MeshOptions, AModelThatRanksCannotDivideIsAFailureOfAll) {
   TemporaryFolder folder;
   RunSetup options = text_run(folder, "gpt");
   options.mesh = parse_axes("dp=1,tp=2");
-  test::run_group(test::Engine::shm, 2, [&](Group group) {
+  test::run_group(test::BackendKind::shm, 2, [&](Group group) {
     MisnamedTask task;
     options.settle(task);
     const std::string found =
-        test::message_of<CommonFailure>([&] { (void)train(task, options, group); });
+        test::message_of<CollectiveFailure>([&] { (void)train(task, options, group); });
     EXPECT_NE(found.find("parallelize: "), std::string::npos) << found;
     EXPECT_EQ(found.find("another error"), std::string::npos) << found;
     EXPECT_EQ(found.find("rank 0 on host"), std::string::npos) << found;
@@ -195,7 +195,7 @@ TEST(MeshTrainingOfExperts, DropsAndSamplesAreThoseOfOneProcess) {
   run(4, in_parts);
   expect_near_rows(options, in_parts);
   RunSetup divided = on_mesh(options, {"ep=2", 2, "moe"});
-  divided.checkpoint_every = 1;
+  divided.activation_checkpoint_every = 1;
   run(2, divided);
   expect_near_rows(options, divided);
   const SavedModel saved = read_model(divided.out);
@@ -246,7 +246,7 @@ TEST(MeshTrainingOfExperts, ADeferredModelHasTheValuesOfAnyOther) {
   run(8, made);
   RunSetup deferred = made;
   deferred.out += "-deferred";
-  deferred.deferred = true;
+  deferred.deferred_init = true;
   run(8, deferred);
   EXPECT_EQ(distance(made.out, deferred.out), 0);
 }

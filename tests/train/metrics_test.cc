@@ -295,7 +295,7 @@ TEST(Trace, AFileThatCannotBeWrittenIsOneLine) {
   RunSetup options = tiny_mlp(folder);
   options.trace = folder / "trace.json";
   std::filesystem::create_directories(folder / "trace.rank1.json" / "full");
-  test::run_group(test::Engine::shm, 2, [&](Group group) {
+  test::run_group(test::BackendKind::shm, 2, [&](Group group) {
     const std::string text = test::message_of([&] { (void)train(options, group); });
     EXPECT_NE(text.find("writing the trace"), std::string::npos) << text;
     EXPECT_EQ(text.find('\n'), std::string::npos) << text;

@@ -84,13 +84,13 @@ Options of_sums(const TemporaryFolder& folder) {
   options.batch = 12;
   options.lr = 0.05;
   options.log_every = 1;
-  options.keep = 0;
+  options.keep_checkpoints = 0;
   options.threads = 1;
   return options;
 }
 
 void run_sums(int ranks, const Options& options) {
-  test::run_group(test::Engine::shm, ranks, [&](Group group) {
+  test::run_group(test::BackendKind::shm, ranks, [&](Group group) {
     SumTask task;
     (void)train(task, options, group);
   });
@@ -261,7 +261,7 @@ class UnevenTask : public SumTask {
 TEST(OwnTask, UnevenRowsAreRefusedByRank) {
   for (const char* shard : {"none", "full"}) {
     TemporaryFolder folder;
-    test::run_group(test::Engine::shm, 3, [&](Group group) {
+    test::run_group(test::BackendKind::shm, 3, [&](Group group) {
       UnevenTask task(group.rank());
       Options options;
       options.out = folder / "out";
@@ -282,12 +282,13 @@ TEST(OwnTask, UnevenRowsAreRefusedByRank) {
 TEST(OwnTaskByOtherStrategies, DevicesAreRefusedAndServersTrainIt) {
   TemporaryFolder folder;
   Options options = of_sums(folder);
-  options.strategy = StrategyKind::dp;
+  options.strategy = StrategyKind::threads;
   options.devices = 2;
   SumTask task;
-  EXPECT_EQ(test::message_of([&] { (void)train(task, options, Group()); }),
-            "--strategy dp: the task sum makes no replicas of its model (Task::make_replica()): "
-            "train it with --ranks 2");
+  EXPECT_EQ(
+      test::message_of([&] { (void)train(task, options, Group()); }),
+      "--strategy threads: the task sum makes no replicas of its model (Task::make_replica()): "
+      "train it with --ranks 2");
   EXPECT_FALSE(fs::exists(options.out));
   options.strategy = StrategyKind::ddp;
   options.devices = 0;

@@ -38,7 +38,7 @@ RunSetup by_hand(int ranks, RunSetup setup, const std::vector<MeshAxis>& axes = 
   RunSetup hand = setup;
   hand.out += "-by-hand";
   std::filesystem::create_directories(hand.out);
-  test::run_group(test::Engine::shm, ranks, [&](Group group) {
+  test::run_group(test::BackendKind::shm, ranks, [&](Group group) {
     at::set_num_threads(1);
     auto task = task_of();
     task->load(setup, group);
@@ -161,12 +161,12 @@ TEST(PrecisionRun, EveryStrategyHasMixedPrecisionWithoutShards) {
       setup.accumulate = 2;
     });
     check(1, precision, [](RunSetup& setup) {
-      setup.strategy = StrategyKind::dp;
+      setup.strategy = StrategyKind::threads;
       setup.devices = 2;
     });
   }
   check(2, "bf16", [](RunSetup& setup) { setup.mesh = parse_axes("cp=2"); });
-  check(2, "bf16", [](RunSetup& setup) { setup.checkpoint_every = 1; });
+  check(2, "bf16", [](RunSetup& setup) { setup.activation_checkpoint_every = 1; });
   check(2, "bf16", [](RunSetup& setup) { setup.local_sgd.period = 1; });
   check(2, "bf16", [](RunSetup& setup) { setup.strategy = StrategyKind::ps; });
 }
@@ -293,7 +293,7 @@ TEST(MeshRun, AMeshMayBeGivenInPlaceOfItsName) {
   RunSetup given = named;
   given.mesh.clear();
   given.out += "-given";
-  test::run_group(test::Engine::shm, 2, [&](Group group) {
+  test::run_group(test::BackendKind::shm, 2, [&](Group group) {
     (void)train(*given.make(), given, Mesh(group, {{"dp", 2}, {"fsdp", 1}}));
     EXPECT_THROW((void)train(*named.make(), named, Mesh(group, {{"fsdp", 2}})), InvalidArgument);
   });

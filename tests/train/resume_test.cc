@@ -1,7 +1,7 @@
 // Messages and refusals of a resumed run, and the lock on a run folder.
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 #include <lockstep/train/trainer.h>
 #include "checkpoint/layout_json.h"
 #include "train/configuration.h"
@@ -32,7 +32,7 @@ namespace lockstep::train {
 namespace {
 
 namespace fs = std::filesystem;
-using test::Engine;
+using test::BackendKind;
 using test::TemporaryFolder;
 
 // Returns every file below the folder with its content, except the lock.
@@ -51,7 +51,7 @@ std::map<std::string, std::string> files_below(const fs::path& folder) {
 void expect_not_resumed(const RunSetup& options, int ranks, const std::string& words) {
   auto before = files_below(options.out);
   std::vector<std::string> messages(static_cast<std::size_t>(ranks));
-  test::run_group(Engine::shm, ranks, [&](Group group) {
+  test::run_group(BackendKind::shm, ranks, [&](Group group) {
     std::string message = test::message_of([&] { (void)train(options, group); });
     EXPECT_NE(message.find(words), std::string::npos) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;
@@ -113,7 +113,7 @@ TEST(ResumeChecks, RandomStatesThatNoGeneratorTakesAreABadFile) {
     RunSetup options = tiny_mlp(folder);
     run(2, options);
     options.resume = true;
-    options.keep = 1;
+    options.keep_checkpoints = 1;
     const fs::path random = checkpoint_of(options, 8, "random.safetensors");
     change(random, "rank1", [&](const at::Tensor&) { return state; });
     expect_not_resumed(options, 2, random.string() + ": rank1: ");
@@ -254,7 +254,7 @@ TEST(ResumeChecks, FewerStepsThanMadeAreRefused) {
 TEST(ResumeChecks, RanksThatReadDifferentDataAreRefused) {
   TemporaryFolder folder;
   RunSetup options = tiny_gpt(folder);
-  test::run_group(Engine::shm, 2, [&](Group group) {
+  test::run_group(BackendKind::shm, 2, [&](Group group) {
     RunSetup own = options;
     if (group.rank() == 1) {
       own.data = folder / "other.txt";
@@ -292,7 +292,7 @@ TEST(ResumeChecks, TwoRunsNeverShareAFolder) {
   RunSetup options = tiny_mlp(folder);
   options.steps = 10'000'000;
   options.save_every = 0;
-  test::run_group(Engine::shm, 1, [&](Group group) {
+  test::run_group(BackendKind::shm, 1, [&](Group group) {
     std::string message;
     std::jthread second([&] {
       std::error_code not_there_yet;

@@ -83,7 +83,7 @@ TEST(RunEvaluation, APatientRunMeasuresEverythingWhenItStops) {
   options.lr = 0;
   options.steps = 100;
   options.patience = 1;
-  test::run_group(test::Engine::shm, 2, [&](Group group) {
+  test::run_group(test::BackendKind::shm, 2, [&](Group group) {
     Report report = train(options, group);
     EXPECT_EQ(report.step, 4);
     EXPECT_TRUE(report.stopped_early);
@@ -111,7 +111,7 @@ TEST(RunEvaluation, TheBestModelIsKeptBesideTheLast) {
   options.resume = true;
   options.steps = 12;
   options.lr = 30;
-  options.keep = 1;
+  options.keep_checkpoints = 1;
   Report report = train(options, Group());
   EXPECT_GT(*report.val_loss, *parse_number(first.metadata.at("val_loss")));
   std::string name = formatted(" best_val_loss={:#.4g} best_step=4 best={}",
@@ -155,7 +155,7 @@ TEST(RunEvaluation, OtherDataBeginsTheComparisonAnew) {
   options.steps = 8;
   options.lr = 1e-9;
   options.min_lr = 0;
-  test::run_group(test::Engine::shm, 2, [&](Group group) {
+  test::run_group(test::BackendKind::shm, 2, [&](Group group) {
     Report report = train(options, group);
     EXPECT_FALSE(report.stopped_early);
     EXPECT_NE(report.last_line.find(" best_step=8 "), std::string::npos) << report.last_line;

@@ -27,7 +27,7 @@ inline RunSetup tiny(const std::string& task, const test::TemporaryFolder& folde
   RunSetup options(task);
   options.out = folder / "out";
   options.save_every = 4;
-  options.keep = 0;
+  options.keep_checkpoints = 0;
   options.log_every = 1;
   options.threads = 1;  // so that ranks can be forked from a test that has trained itself
   return options;
@@ -73,7 +73,7 @@ inline RunSetup tiny_mlp(const test::TemporaryFolder& folder) {
 }
 
 inline void run(int ranks, const RunSetup& options) {
-  test::run_group(test::Engine::shm, ranks, [&](Group group) { (void)train(options, group); });
+  test::run_group(test::BackendKind::shm, ranks, [&](Group group) { (void)train(options, group); });
 }
 
 inline std::vector<nlohmann::json> metrics_of(const std::filesystem::path& out) {

@@ -1,5 +1,5 @@
 // Saving during a run, and write errors.
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 #include <lockstep/train/trainer.h>
 
 #include "support/flush_hook.h"
@@ -107,7 +107,7 @@ TEST(SaveErrors, OfServersStopTheRunUnlessItIsToldToGoOn) {
     options.servers = 2;
     options.save_every = 3;
     const auto hook = full_for(file);
-    test::run_group(test::Engine::shm, 4, [&](Group group) {
+    test::run_group(test::BackendKind::shm, 4, [&](Group group) {
       const std::string message = test::message_of([&] { (void)train(options, group); });
       EXPECT_NE(message.find("No space left on device"), std::string::npos) << message;
     });

@@ -2,7 +2,7 @@
 // at every level and with every number of ranks.
 #include <lockstep/train/trainer.h>
 
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include "support/temporary_folder.h"
 #include "train/messages.h"
@@ -93,7 +93,7 @@ TEST_P(Sharded, DeferredTrainsAndGoesOnAsUnderDdpToTheBit) {
   run(GetParam(), options);
   for (const char* level : levels) {
     RunSetup other = sharded(options, level);
-    other.deferred = true;
+    other.deferred_init = true;
     run(GetParam(), other);
     expect_same_rows(options, other);
     EXPECT_EQ(distance(options.out, other.out), 0) << level;
@@ -220,7 +220,7 @@ TEST(ShardedRun, AFolderForOffloadThatIsNotThereIsOneLine) {
   TemporaryFolder folder;
   RunSetup options = sharded(tiny_mlp(folder), "full");
   options.sharding.offload = folder / "missing";
-  test::run_group(test::Engine::shm, 2, [&](Group group) {
+  test::run_group(test::BackendKind::shm, 2, [&](Group group) {
     std::string message = test::message_of([&] { (void)train(options, group); });
     EXPECT_NE(message.find("missing"), std::string::npos) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;
@@ -239,10 +239,10 @@ TEST(ShardedRun, WhatNeedsShardsIsRefusedWithoutThem) {
   EXPECT_EQ(test::message_of([&] { check_run(options, 1); }),
             "--offload y needs --shard optimizer, gradients or full, found --shard none");
   options.sharding.offload.clear();
-  options.deferred = true;
+  options.deferred_init = true;
   EXPECT_EQ(test::message_of([&] { check_run(options, 1); }),
-            "--deferred needs --shard optimizer, gradients or full, found --shard none");
-  options.deferred = false;
+            "--deferred-init needs --shard optimizer, gradients or full, found --shard none");
+  options.deferred_init = false;
   options.sharding.reduce_in_step = true;
   EXPECT_EQ(test::message_of([&] { check_run(options, 1); }),
             "--reduce-in-step needs --node-shared");

@@ -1,4 +1,4 @@
-// --strategy dp and ps: the same training on devices and on servers.
+// --strategy threads and ps: the same training on devices and on servers.
 #include "train/strategies.h"
 
 #include "support/temporary_folder.h"
@@ -141,7 +141,7 @@ TEST(Strategies, WhatWorkersFindWrongIsSaidOnceOnAllRanks) {
   TemporaryFolder folder;
   RunSetup options = on_servers(tiny_mlp(folder), "synchronous");
   auto expect_said = [&](const std::string& words) {
-    test::run_group(test::Engine::shm, 3, [&](Group group) {
+    test::run_group(test::BackendKind::shm, 3, [&](Group group) {
       std::string text = test::message_of([&] { (void)train(options, group); });
       EXPECT_NE(text.find(words), std::string::npos) << text;
       EXPECT_EQ(text.find('\n'), std::string::npos) << text;
@@ -164,7 +164,7 @@ TEST(Strategies, DevicesOfOneProcessTrainTheSameModel) {
     run(1, options);
     for (int devices : {1, 2, 3}) {
       RunSetup threads = options;
-      threads.strategy = StrategyKind::dp;
+      threads.strategy = StrategyKind::threads;
       threads.devices = devices;
       threads.out += "-" + std::to_string(devices);
       run(1, threads);
@@ -177,7 +177,7 @@ TEST(Strategies, DevicesOfOneProcessTrainTheSameModel) {
 TEST(Strategies, DevicesGoOnToTheBit) {
   TemporaryFolder folder;
   RunSetup options = tiny_mnist(folder);
-  options.strategy = StrategyKind::dp;
+  options.strategy = StrategyKind::threads;
   options.devices = 2;
   options.accumulate = 3;
   run(1, options);
@@ -198,19 +198,20 @@ TEST(Strategies, CombinationsWithoutMeaningAreOneLine) {
     return text;
   };
   auto dp = [](RunSetup& setup) {
-    setup.strategy = StrategyKind::dp;
+    setup.strategy = StrategyKind::threads;
     setup.devices = 2;
   };
   auto ps = [](RunSetup& setup) { setup.strategy = StrategyKind::ps; };
   EXPECT_EQ(refused([&](RunSetup& setup) { dp(setup); }, 1), "nothing was thrown");
   EXPECT_EQ(refused([&](RunSetup& setup) { ps(setup); }, 4), "nothing was thrown");
-  EXPECT_EQ(refused([&](RunSetup& setup) { dp(setup); }, 2),
-            "--strategy dp: all devices are threads of one process, found 2 ranks; processes are "
-            "--strategy ddp");
-  EXPECT_EQ(refused([&](RunSetup& setup) { setup.strategy = StrategyKind::dp; }, 1),
-            "--strategy dp needs --devices, the threads that compute");
+  EXPECT_EQ(
+      refused([&](RunSetup& setup) { dp(setup); }, 2),
+      "--strategy threads: all devices are threads of one process, found 2 ranks; processes are "
+      "--strategy ddp");
+  EXPECT_EQ(refused([&](RunSetup& setup) { setup.strategy = StrategyKind::threads; }, 1),
+            "--strategy threads needs --devices, the threads that compute");
   EXPECT_EQ(refused([&](RunSetup& setup) { setup.devices = 2; }, 1),
-            "--devices 2 needs --strategy dp, found --strategy ddp");
+            "--devices 2 needs --strategy threads, found --strategy ddp");
   EXPECT_EQ(refused([&](RunSetup& setup) { setup.workers = 3; }, 3),
             "--workers 3 needs --strategy ps, found --strategy ddp");
   EXPECT_EQ(refused([&](RunSetup& setup) { setup.consistency = ps::Consistency::asynchronous; }, 3),
@@ -253,7 +254,7 @@ TEST(Strategies, CombinationsWithoutMeaningAreOneLine) {
                   setup.shard = ShardKind::full;
                 },
                 1),
-            "--strategy dp needs --shard none, found --shard full");
+            "--strategy threads needs --shard none, found --shard full");
   EXPECT_EQ(refused(
                 [&](RunSetup& setup) {
                   ps(setup);

@@ -1,7 +1,7 @@
 #include <lockstep/train/trainer.h>
 
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include "support/temporary_folder.h"
 #include "support/torch/ranks.h"
@@ -23,7 +23,7 @@ namespace lockstep::train {
 namespace {
 
 namespace fs = std::filesystem;
-using test::Engine;
+using test::BackendKind;
 using test::TemporaryFolder;
 
 class Resume : public testing::TestWithParam<int> {};
@@ -96,8 +96,8 @@ TEST(Trainer, AResumeOnOtherRanksGoesOnWithTheSameBatches) {
 TEST(Trainer, LeavesWhatItSays) {
   TemporaryFolder folder;
   RunSetup options = tiny_mnist(folder);
-  options.keep = 1;
-  test::run_group(Engine::shm, 2, [&](Group group) {
+  options.keep_checkpoints = 1;
+  test::run_group(BackendKind::shm, 2, [&](Group group) {
     Report report = train(options, group);
     EXPECT_EQ(report.step, 10);
     EXPECT_TRUE(report.accuracy.has_value());
@@ -133,7 +133,7 @@ TEST(Trainer, StopsEarlyAndKeepsTheBest) {
   options.steps = 100;
   options.eval_every = 1;
   options.patience = 3;
-  test::run_group(Engine::shm, 2, [&](Group group) {
+  test::run_group(BackendKind::shm, 2, [&](Group group) {
     Report report = train(options, group);
     EXPECT_EQ(report.step, 4);
     EXPECT_TRUE(report.stopped_early);
@@ -149,7 +149,7 @@ TEST(Trainer, ASignalOnOneRankEndsAllWithACheckpoint) {
   RunSetup options = tiny_mlp(folder);
   options.steps = 10'000'000;
   options.save_every = 0;
-  test::run_group(Engine::shm, 3, [&](Group group) {
+  test::run_group(BackendKind::shm, 3, [&](Group group) {
     std::jthread later([&] {
       std::error_code not_there_yet;
       while (fs::file_size(fs::path(options.out) / "metrics.jsonl", not_there_yet) == 0 ||
@@ -197,7 +197,7 @@ TEST(Trainer, AFinishedRunThatIsResumedIsFinished) {
 
 // Expects that every rank ends with the same message, and that the run leaves no file.
 void expect_refused(const RunSetup& options, int ranks, const std::string& words) {
-  test::run_group(Engine::shm, ranks, [&](Group group) {
+  test::run_group(BackendKind::shm, ranks, [&](Group group) {
     std::string message = test::message_of([&] { (void)train(options, group); });
     EXPECT_NE(message.find(words), std::string::npos) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;
@@ -242,7 +242,7 @@ TEST(Trainer, AModelOfAnotherShapeIsRefusedOnResume) {
   run(1, options);
   options.resume = true;
   options.width = 32;
-  EXPECT_THROW((void)train(options, Group()), CommonFailure);
+  EXPECT_THROW((void)train(options, Group()), CollectiveFailure);
 }
 
 TEST(Trainer, ALossThatIsNoNumberEndsTheRun) {
@@ -251,7 +251,7 @@ TEST(Trainer, ALossThatIsNoNumberEndsTheRun) {
   options.optimizer = OptimizerKind::sgd;
   options.lr = 1e6;
   options.steps = 1000;
-  test::run_group(Engine::shm, 2, [&](Group group) {
+  test::run_group(BackendKind::shm, 2, [&](Group group) {
     std::string message = test::message_of([&] { (void)train(options, group); });
     EXPECT_NE(message.find("expected a finite loss"), std::string::npos) << message;
   });

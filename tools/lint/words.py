@@ -34,7 +34,7 @@ NOUNS = [
     (r"(?i)(?<![a-z])(forsake|farewell|mourn|godparent|spouse|sibling|witness)", "the field's word", ("include/*", "docs/*"),
      ("docs/architecture.md",)),
     (r"(?<![A-Za-z])patience(?![a-z])", "timeout", CODE,
-     ("*/train/*", "src/comm/engines/shm/*", "docs/training.md", "docs/reference/glossary.md")),
+     ("*/train/*", "src/comm/backends/shm/*", "docs/training.md", "docs/reference/glossary.md")),
     (r"(?<![A-Za-z])Patience(?![a-z])", "timeout, or backoff", CODE, ("*/train/*",)),
     (r"(?i)deferred[_ ]?gradients?(?![a-z])", "lazy gradient: deferred is the construction of a model", CODE, ()),
     (r"(?i)group[_ ]story", "history of a group", CODE, ()),
@@ -58,7 +58,7 @@ ENGLISH = [
 # Code asks what a device or a group can do; only a few files may name a device.
 DEVICES = [
     (r"\bis_(cuda|xpu|hip)\(\)|\bk(CUDA|XPU|HIP)\b|\bhas(CUDA|XPU|HIP)\b", "accelerator() or pins_host_memory() of comm/backend/accelerator.h",
-     ("include/*", "src/*"), ("src/comm/backend/accelerator.cc", "src/comm/init/*.cc", "src/comm/engines/c10d/nccl.cc",
+     ("include/*", "src/*"), ("src/comm/backend/accelerator.cc", "src/comm/init/*.cc", "src/comm/backends/c10d/nccl.cc",
                               "src/parallel/threads/data_parallel.cc")),
     (r"[!=]= \"nccl\"", "has_streams() of lockstep/comm/device.h", ("include/*", "src/*"), ("src/comm/init/backends.cc",)),
 ]

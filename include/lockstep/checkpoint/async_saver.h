@@ -18,8 +18,8 @@
 // ranks' saves end with PeerLost.
 //
 // The next save() (before it begins) or wait() throws errors of the writing, the same on all ranks,
-// as checkpoint::save() does. The saver stays usable after a CommonFailure, but not after an error
-// of the group.
+// as checkpoint::save() does. The saver stays usable after a CollectiveFailure, but not after an
+// error of the group.
 #pragma once
 
 #include <lockstep/checkpoint/checkpoint.h>
@@ -44,8 +44,8 @@ class AsyncSaver {
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
   // Collective; call between steps. Like checkpoint::save(), but returns as soon as all ranks have
-  // copied their data, with the path that the checkpoint will have. Throws CommonFailure for errors
-  // that are known before writing: data that cannot be saved, a step that exists already, no
+  // copied their data, with the path that the checkpoint will have. Throws CollectiveFailure for
+  // errors that are known before writing: data that cannot be saved, a step that exists already, no
   // address space for the copy (the system may promise more memory than there is), no thread for
   // writing, a handle of another group.
   std::filesystem::path save(const std::filesystem::path& out, const Handle& handle,

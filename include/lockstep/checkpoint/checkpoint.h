@@ -21,12 +21,12 @@
 //
 // All functions here are collective over handle.group(), must be called between steps, and block on
 // the disk; ranks wait for each other at most for the group's timeout. An error of one rank is
-// thrown on all ranks as the same CommonFailure; the group stays usable, the unfinished files are
-// removed, and older checkpoints are not changed. If a rank is lost while it saves, the others get
-// PeerLost. If rank 0 is lost, the leftover folder has a name that is not taken for a checkpoint,
-// and the next save removes it. Only one writer at a time may save into a folder: others are
-// refused. If the disk has no room for all files, the save fails before the first is written.
-// checkpoint/async_saver.h saves during training.
+// thrown on all ranks as the same CollectiveFailure; the group stays usable, the unfinished files
+// are removed, and older checkpoints are not changed. If a rank is lost while it saves, the others
+// get PeerLost. If rank 0 is lost, the leftover folder has a name that is not taken for a
+// checkpoint, and the next save removes it. Only one writer at a time may save into a folder:
+// others are refused. If the disk has no room for all files, the save fails before the first is
+// written. checkpoint/async_saver.h saves during training.
 //
 // Optimizers: Adam, AdamW, SGD, RMSprop and Adagrad of LibTorch and those of lockstep::optim.
 // Others, such as LBFGS, are refused by name before anything is written. All of the optimizer's
@@ -34,7 +34,7 @@
 #pragma once
 
 #include <lockstep/checkpoint/training_state.h>
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 #include <lockstep/parallel/handle.h>
 
 #include <ATen/core/Tensor.h>
@@ -74,7 +74,7 @@ struct SaveOptions {
   Sharding sharding = {};
   // This rank's own tensors by name, such as the state() of a communication hook or DiLoCo. Must be
   // dense; ranks may have different ones, or none.
-  std::map<std::string, at::Tensor> own = {};
+  std::map<std::string, at::Tensor> per_rank = {};
   // Called by rank 0 after everything is written and before the final rename. If it throws, the
   // save fails and nothing has changed. Set it if hosts take turns to write into the folder and a
   // host that was cut off may come back (an elastic run). If it is set, a lock of another host is
@@ -109,10 +109,10 @@ struct LoadOptions {
   // both, this state is also read twice.
   bool verify = true;
   LoadCounts* counts = nullptr;  // load() adds the bytes that it reads
-  // Receives this rank's tensors of SaveOptions::own: new tensors, on the CPU. Empty if the numbers
-  // of ranks that save and load differ, or if there are no such tensors. Must be set if the
+  // Receives this rank's tensors of SaveOptions::per_rank: new tensors, on the CPU. Empty if the
+  // numbers of ranks that save and load differ, or if there are no such tensors. Must be set if the
   // checkpoint has such tensors; otherwise load() throws.
-  std::map<std::string, at::Tensor>* own = nullptr;
+  std::map<std::string, at::Tensor>* per_rank = nullptr;
 };
 
 // Loads the values of a checkpoint folder into the model, the optimizer and the other objects, and
@@ -133,7 +133,7 @@ std::optional<TrainingState> load_latest(const std::filesystem::path& out, Handl
 [[nodiscard]] TrainingState read_training_state(Group& group, const std::filesystem::path& folder);
 
 // Collective version of verify() of training_state.h: each byte is read once, or once per disk that
-// has a copy. Throws CommonFailure on every rank if the checkpoint is damaged or incomplete.
+// has a copy. Throws CollectiveFailure on every rank if the checkpoint is damaged or incomplete.
 void verify(Group& group, const std::filesystem::path& folder);
 
 struct ModelOptions {

@@ -32,7 +32,7 @@ namespace lockstep::checkpoint {
 
 // Collective over handle.group(); call between steps. Loads the state_dict saved under `key` into
 // the model, regardless of the strategy and ranks of either side. Each rank reads the parts that
-// overlap its own, and must see the folder. Throws CommonFailure on every rank if
+// overlap its own, and must see the folder. Throws CollectiveFailure on every rank if
 // read_distributed_checkpoint() would refuse the folder, or if a tensor is missing, unknown, or of
 // another shape or dtype. In these cases nothing is changed, except if a file of parts is damaged
 // or the disk fails.

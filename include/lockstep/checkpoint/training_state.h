@@ -7,7 +7,7 @@
 //                     ignored.safetensors     rank0.<tensor>, ...: tensors that the handle ignores,
 //                                             if any
 //                     own.safetensors         rank0.<name>, ...: each rank's own tensors
-//                                             (SaveOptions::own), if any
+//                                             (SaveOptions::per_rank), if any
 //                     layout.json             step, ranks, mesh, each rank's parts, the program's
 //                                             own values, a checksum of each file's header
 //

@@ -1,4 +1,4 @@
-// Backend: the interface that an engine (local, shm, gloo, nccl, mpi, hierarchical) implements.
+// Backend: the interface that a backend (local, shm, gloo, nccl, mpi, hierarchical) implements.
 // Users hold a Group, which checks arguments, numbers and records each call, and passes it to the
 // Backend as a Call. A group of one rank has no Backend.
 #pragma once
@@ -50,7 +50,7 @@ class Backend {
   [[nodiscard]] int size() const { return size_; }
 
   // Returns true in a forked child of the process that made the backend; the child is not a member
-  // of the group. Group and Work check this. Engines create backends such that the child's copy is
+  // of the group. Group and Work check this. Backends create backends such that the child's copy is
   // never destroyed.
   [[nodiscard]] bool is_copy_of_parent() const;
   // Throws InvalidArgument if is_copy_of_parent().
@@ -86,7 +86,7 @@ class Backend {
   // group fills in the call's id, timeout and call site.
   using Agree = std::function<void(Call call)>;
   // Implements Group::empty_node_shared() for at least two ranks. Called like post(). Uses `agree`
-  // to check that all ranks pass equal arguments. The default, for engines whose ranks share no
+  // to check that all ranks pass equal arguments. The default, for backends whose ranks share no
   // memory, throws InvalidArgument.
   [[nodiscard]] virtual at::Tensor empty_node_shared(at::IntArrayRef sizes,
                                                      const at::TensorOptions& options,

@@ -24,10 +24,10 @@
 // the host, as with PyTorch's NCCL. The device cannot run all operations at once, so all ranks must
 // post the operations of all their groups in the same order.
 //
-// The engines `local`, `shm` and `mpi` sum in one fixed order, a balanced binary tree over rank
-// numbers (split at the largest power of two below the size). With these engines, equal inputs give
-// bitwise equal results, whatever the timing. bfloat16 and half are summed in float and rounded
-// once; `hierarchical` also rounds the partial sums that each host sends to other hosts.
+// The backends `local`, `shm` and `mpi` sum in one fixed order, a balanced binary tree over rank
+// numbers (split at the largest power of two below the size). With these backends, equal inputs
+// give bitwise equal results, whatever the timing. bfloat16 and half are summed in float and
+// rounded once; `hierarchical` also rounds the partial sums that each host sends to other hosts.
 //
 // Errors: InvalidArgument is thrown before anything is sent. wait() or the next call throws
 // PeerLost, Timeout, Mismatch and Aborted.
@@ -101,7 +101,7 @@ struct CallOptions {
 // Counts the calls of a rank on a group and the bytes that the rank passed to them.
 struct GroupTraffic {
   std::int64_t calls = 0;
-  // Bytes of the inputs as posted, not bytes that an engine sends for them
+  // Bytes of the inputs as posted, not bytes that a backend sends for them
   // (docs/reference/collectives.md): an all_reduce of b bytes counts b on every rank, a broadcast b
   // on its root alone, recv and barrier nothing.
   std::int64_t bytes = 0;
@@ -113,7 +113,7 @@ class Group {
 
   // A group of one rank.
   Group();
-  // For engines: a group without a flight record. `timeout` is the deadline of a wait.
+  // For backends: a group without a flight record. `timeout` is the deadline of a wait.
   Group(std::shared_ptr<Backend> backend, std::string name, Duration timeout);
   // For init() and split().
   explicit Group(std::shared_ptr<GroupState> state);
@@ -209,7 +209,7 @@ class Group {
   // ranks. Collective, blocks: every rank passes the same sizes and dtype, in the same order among
   // its operations. The memory is not initialised and is freed with the last rank's tensor.
   // barrier() orders writes before reads. An all_gather of slices of such a tensor into itself,
-  // each at its rank's own offset, copies nothing. Throws InvalidArgument on engines whose ranks
+  // each at its rank's own offset, copies nothing. Throws InvalidArgument on backends whose ranks
   // share no memory.
   [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
                                              const at::TensorOptions& options = {},

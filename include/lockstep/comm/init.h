@@ -17,27 +17,27 @@
 namespace lockstep {
 
 struct InitOptions {
-  // The engine. Empty: LOCKSTEP_BACKEND, else chosen by the hosts and devices of the ranks.
+  // The backend. Empty: LOCKSTEP_BACKEND, else chosen by the hosts and devices of the ranks.
   //   "nccl"          one GPU per rank; the default if every rank has a separate GPU. Tensors in
   //                   host memory are copied to the GPU and back
   //   "shm"           all ranks on one host; the default for one host without nccl
   //   "gloo"          TCP; the default for several hosts with one rank each
   //   "mpi"           the MPI whose mpirun started the program (set LOCKSTEP_MPI=openmpi or mpich
   //                   if it is not detected); the default if mpirun started ranks on several hosts
-  //   "hierarchical"  shm inside each host and another engine between hosts; the default for
+  //   "hierarchical"  shm inside each host and another backend between hosts; the default for
   //                   several hosts with several ranks each. "hierarchical:gloo" and
-  //                   "hierarchical:mpi" choose the other engine
-  // All engines but nccl stage tensors in a GPU's memory through pinned host memory (docs/gpu.md).
+  //                   "hierarchical:mpi" choose the other backend
+  // All backends but nccl stage tensors in a GPU's memory through pinned host memory (docs/gpu.md).
   std::string backend = {};
   // Makes a c10d backend of your own; `backend` is then its name.
   MakeC10dBackend c10d = {};
   // The backend that `c10d` makes works on streams of the rank's device and does not block the host
   // (c10d.h).
   bool c10d_streams = false;
-  // nccl, and an engine with c10d_streams, sum bfloat16 and half as the engine does: NCCL rounds on
-  // the way, so results may depend on the number of ranks and on its algorithm. If true, such sums
-  // are in float and rounded once, as on the other engines: each rank receives every rank's values
-  // of its share, sums them and gives the result to all.
+  // nccl, and a backend with c10d_streams, sum bfloat16 and half as the backend does: NCCL rounds
+  // on the way, so results may depend on the number of ranks and on its algorithm. If true, such
+  // sums are in float and rounded once, as on the other backends: each rank receives every rank's
+  // values of its share, sums them and gives the result to all.
   bool float_sums = false;
   // The device of this rank, which device() returns and which becomes the current device of the
   // calling thread: "cpu", "cuda" or "cuda:1". Empty: LOCKSTEP_DEVICE, else the GPU with this
@@ -84,7 +84,7 @@ struct InitOptions {
 //
 // The group owns its connections and memory. When its last handle is destroyed, this rank leaves
 // the group without an error for its peers. On `shm` the rank leaves at once, and its peers
-// complete its posted operations without it. The other engines wait for posted operations for at
+// complete its posted operations without it. The other backends wait for posted operations for at
 // most 30 seconds, or not at all while an exception unwinds the stack. To be sure that all
 // operations are complete, call wait() or barrier() first.
 //

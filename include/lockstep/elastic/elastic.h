@@ -77,10 +77,10 @@ struct ElasticOptions {
   // and waits for more nodes, or throws BadInput if no more nodes can come.
   int ranks_of_a_model = 1;
   // If true, the agent may start processes of this program before there is a rank for them
-  // (`lockstep run --reserve`). They load LibTorch, run it once and wait in elastic(); when a rank
-  // is lost, one of them replaces it at once. They have no RANK in their environment until then, so
-  // code before elastic() must not depend on RANK.
-  bool reserve = false;
+  // (`lockstep run --hot-spares`). They load LibTorch, run it once and wait in elastic(); when a
+  // rank is lost, one of them replaces it at once. They have no RANK in their environment until
+  // then, so code before elastic() must not depend on RANK.
+  bool hot_spares = false;
 };
 
 // State that is committed in addition to the handle, the optimizer and the random generators.
@@ -111,9 +111,9 @@ class ElasticState {
   [[nodiscard]] std::int64_t round() const;
 
   // Restores the newest state, either committed in memory or from a checkpoint in `out`.
-  // Collective: call it once per round, before the first commit. Throws CommonFailure if that state
-  // has other tensors, because another model committed it. Random generators are restored if the
-  // number of ranks is the same as at the commit.
+  // Collective: call it once per round, before the first commit. Throws CollectiveFailure if that
+  // state has other tensors, because another model committed it. Random generators are restored if
+  // the number of ranks is the same as at the commit.
   // The caller owns the arguments and keeps them alive until the function ends.
   void attach(Handle& handle, torch::optim::Optimizer& optimizer, ElasticParts parts = {});
 

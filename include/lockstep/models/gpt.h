@@ -31,10 +31,10 @@ namespace lockstep::models {
 // weights can be exchanged in both directions. Activations are [rows, tokens, width].
 struct GptOptions {
   std::int64_t layers = 4;
-  std::int64_t heads = 4;  // must divide width
-  std::int64_t width = 128;
-  std::int64_t block = 64;       // maximum sequence length in tokens
-  std::int64_t vocabulary = 65;  // tokens are 0 ... vocabulary - 1
+  std::int64_t heads = 4;  // must divide hidden_size
+  std::int64_t hidden_size = 128;
+  std::int64_t context_length = 64;  // maximum sequence length in tokens
+  std::int64_t vocabulary = 65;      // tokens are 0 ... vocabulary - 1
   double dropout = 0.0;
   bool bias = false;       // in linear layers and normalisations; the head never has a bias
   bool tanh_gelu = false;  // use the tanh approximation of GELU, as GPT-2 does

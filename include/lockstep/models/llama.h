@@ -50,10 +50,10 @@ struct LlamaOptions {
   std::int64_t layers = 4;
   std::int64_t heads = 4;
   std::int64_t key_value_heads = 4;  // must divide heads
-  std::int64_t width = 128;
-  std::int64_t head_width = 0;  // even; 0: width / heads
-  std::int64_t hidden = 344;    // hidden features of the feed-forward layer
-  std::int64_t block = 64;      // maximum sequence length in tokens
+  std::int64_t hidden_size = 128;
+  std::int64_t head_width = 0;           // even; 0: hidden_size / heads
+  std::int64_t intermediate_size = 344;  // hidden features of the feed-forward layer
+  std::int64_t context_length = 64;      // maximum sequence length in tokens
   std::int64_t vocabulary = 65;
   double rotary_base = 10000;
   RotaryScaling rotary_scaling = {};

@@ -36,10 +36,10 @@
 namespace lockstep::models {
 
 struct MixtureOptions {
-  std::int64_t width = 128;
-  std::int64_t hidden = 512;  // per expert
+  std::int64_t hidden_size = 128;
+  std::int64_t ffn_size = 512;  // per expert
   std::int64_t experts = 8;
-  std::int64_t chosen = 2;  // experts per token: k
+  std::int64_t top_k = 2;  // experts per token: k
   // Capacity of an expert in train(), in multiples of its even share. 0 means unlimited: no token
   // is dropped.
   double capacity_factor = 0;

@@ -24,8 +24,8 @@ namespace lockstep::models {
 struct MoeOptions {
   GptOptions gpt = {};
   std::int64_t every = 1;  // every n-th block has a mixture: blocks n, 2n, ..., counted from 1
-  // Options of the mixtures. `width` and `hidden` are ignored: they follow from the width of the
-  // Gpt.
+  // Options of the mixtures. `hidden_size` and `ffn_size` are ignored: they follow from the width
+  // of the Gpt.
   MixtureOptions mixture = {};
 };
 

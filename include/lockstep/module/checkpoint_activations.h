@@ -41,7 +41,7 @@
 namespace lockstep {
 
 namespace dispatch {
-class Recomputation;
+class ActivationCheckpointState;
 }
 
 struct ActivationOptions {
@@ -56,7 +56,7 @@ struct ActivationOptions {
 // Savings and costs, on all threads, since checkpoint_activations() or the last reset().
 class ActivationCheckpoints {
  public:
-  explicit ActivationCheckpoints(std::shared_ptr<dispatch::Recomputation> state)
+  explicit ActivationCheckpoints(std::shared_ptr<dispatch::ActivationCheckpointState> state)
       : state_(std::move(state)) {}
 
   struct Counts {
@@ -69,7 +69,7 @@ class ActivationCheckpoints {
   void reset();
 
  private:
-  std::shared_ptr<dispatch::Recomputation> state_;
+  std::shared_ptr<dispatch::ActivationCheckpointState> state_;
 };
 
 // Not collective. `patterns` match modules (lockstep/layout/name_pattern.h), for example

@@ -107,7 +107,7 @@ class [[nodiscard]] NoSync {
 };
 
 // The parts of a handle while they get new values; gradient mode is off. Written values take effect
-// when the scope ends. parts() returns the same parts as Handle::parts_to_load().
+// when the scope ends. parts() returns the same parts as Handle::mutable_state_parts().
 //
 //   for (const lockstep::Part& part : handle.loading())
 //     part.tensor.copy_(lockstep::cut_part(wholes.at(part.name), part).view_as(part.tensor));
@@ -195,7 +195,7 @@ class [[nodiscard]] Handle {
   [[nodiscard]] std::vector<Part> state_parts() const;
   // Returns the same parts for loading, at any time: names, places and memory, with arbitrary
   // values.
-  [[nodiscard]] std::vector<Part> parts_to_load() const;
+  [[nodiscard]] std::vector<Part> mutable_state_parts() const;
   // Returns the scope in which this rank's parts get new values. The call is collective if
   // parameters are sharded; every rank writes parts of the same whole tensors.
   [[nodiscard]] LoadScope loading();

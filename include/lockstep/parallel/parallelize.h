@@ -112,7 +112,7 @@ struct ParallelOptions {
   ShardOptions shard = {};
   // dp, ep and cp, on a mesh without fsdp. A hook requires a mesh without pp and a model without
   // mixtures, because each part has its own handle.
-  DataParallelOptions data = {};
+  DistributedDataParallelOptions data = {};
   // pp.
   PipelinePlan pipeline = {};
   // On every mesh: the number of parts into which step() divides its rows. With pp, these are the

@@ -34,8 +34,8 @@ enum class ScheduleKind { constant, step, cosine, wsd, one_cycle };
 
 enum class StrategyKind {
   ddp,  // each rank is a process that computes gradients and updates the model; see Options::mesh
-  dp,   // the devices of one process compute gradients, and the process updates the model
-  ps    // workers compute gradients, and parameter servers update the model
+  threads,  // the devices of one process compute gradients, and the process updates the model
+  ps        // workers compute gradients, and parameter servers update the model
 };
 
 // How much of the model is sharded over the ranks of axis fsdp (ShardLevel).
@@ -97,8 +97,8 @@ struct Options {
   // the end of each epoch if the run counts epochs.
   std::int64_t eval_every = 0;
   std::int64_t save_every = 0;
-  std::int64_t keep = 2;    // number of newest checkpoints to keep; 0: all
-  bool async_save = false;  // write checkpoints while training continues
+  std::int64_t keep_checkpoints = 2;  // number of newest checkpoints to keep; 0: all
+  bool async_save = false;            // write checkpoints while training continues
   OnSaveError on_save_error = OnSaveError::stop;
   // Stop after this many evaluations without a better validation loss; 0: never.
   std::int64_t patience = 0;
@@ -115,7 +115,7 @@ struct Options {
   std::int64_t trace_steps = 10;  // number of steps to record, after the first two
 
   StrategyKind strategy = StrategyKind::ddp;
-  int devices = 0;  // dp: number of devices (groups of cores), each with a copy of the model
+  int devices = 0;  // threads: number of devices (groups of cores), each with a copy of the model
   int servers = 0;  // ps: number of server ranks, the last ones; 0: one
   int workers = 0;  // ps: number of worker ranks; 0: all that are not servers
   // ps; if absent: stale_synchronous if a staleness is given, otherwise synchronous.
@@ -142,21 +142,22 @@ struct Options {
   // How fsdp shards the model. `level` and `units` are ignored: `shard` and the plan's blocks set
   // them. Parameters are updated and saved in float32.
   ShardOptions sharding = {};
-  bool deferred = false;           // no rank ever has the whole new model in memory
+  bool deferred_init = false;      // no rank ever has the whole new model in memory
   std::string pipeline = "1f1b";   // pp: a name of plan::schedule_names()
   bool sequence_parallel = false;  // tp: activations between layers are sharded too
   ContextMethod context_method = ContextMethod::ring;  // cp
-  int checkpoint_every = 0;  // recompute activations of every nth block in backward(); 0: none
+  int activation_checkpoint_every =
+      0;  // recompute activations of every nth block in backward(); 0: none
 
   // Allow ranks to be lost and to join: the state is committed in memory at each step, and results
   // are bitwise the same for any number of ranks (docs/elastic.md).
   bool elastic = false;
   // Micro-batches per step over all ranks; 0: the largest number up to 8 that divides batch.
-  std::int64_t slots = 0;
+  std::int64_t elastic_micro_batches = 0;
 
   // The device of the model, the batches and the loss: "cpu", "cuda" or "cuda:1"; a type without a
   // number is the current device of the thread that trains. Empty: lockstep::device(), which init()
-  // chose; but elastic runs and the strategies dp and ps always compute on the CPU.
+  // chose; but elastic runs and the strategies threads and ps always compute on the CPU.
   std::string device;
 
   // Peak floating-point operations per second of one device in the dtype of the computation, in

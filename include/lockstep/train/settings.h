@@ -42,9 +42,9 @@ struct Setting {
   // The text names a file or folder. Config files record it with the folder in front.
   bool is_path = false;
   // A value other than the default requires all of these (Settings::check_needs()). "elastic" or
-  // "diloco": that setting has a value other than its default. "shard full", "strategy ddp|dp": the
-  // setting's value is one of these words. "mesh pp=N", "hook powersgd:RANK": likewise, compared up
-  // to '=' or ':'. "no mesh": the setting has its default.
+  // "diloco": that setting has a value other than its default. "shard full", "strategy
+  // ddp|threads": the setting's value is one of these words. "mesh pp=N", "hook powersgd:RANK":
+  // likewise, compared up to '=' or ':'. "no mesh": the setting has its default.
   std::vector<std::string> needs = {};
   Scope scope = Scope::run;
   std::function<void()> changed = {};  // called after a value is set

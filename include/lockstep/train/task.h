@@ -24,8 +24,8 @@
 // find both there; make_model(), batch() and validation() may work in host memory. The trainer then
 // calls batch() for the next step while the device computes this one.
 //
-// With --strategy dp, threads of several devices run the replicas of make_replica() concurrently,
-// while device 0 runs loss(). They must not write shared data.
+// With --strategy threads, threads of several devices run the replicas of make_replica()
+// concurrently, while device 0 runs loss(). They must not write shared data.
 //
 // A task object serves a single run.
 #pragma once
@@ -144,7 +144,7 @@ class Task {
   // after load() or load_validation(). The task keeps the model for loss() and measure(); the
   // trainer updates its weights.
   [[nodiscard]] virtual std::shared_ptr<torch::nn::Module> make_model() = 0;
-  // Makes another model of any values, for the devices of --strategy dp other than the first.
+  // Makes another model of any values, for the devices of --strategy threads other than the first.
   // Called after make_model(). The default returns none, and dp is then refused.
   [[nodiscard]] virtual Replica make_replica() const { return {}; }
   // Returns the information about the model that parallelize() needs

@@ -62,7 +62,8 @@ struct Report {
 // had before the call.
 //
 // Seeds LibTorch's default generator. If any rank finds an error in data, options or files, all
-// ranks throw CommonFailure (comm/together.h). If a rank is lost, throws the errors of the group.
+// ranks throw CollectiveFailure (comm/run_on_all_or_fail.h). If a rank is lost, throws the errors
+// of the group.
 [[nodiscard]] Report train(Task& task, const Options& options, Group world);
 
 // Overload for a mesh whose axes have the names of options.mesh: dp, fsdp. Throws InvalidArgument

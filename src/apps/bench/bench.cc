@@ -26,10 +26,10 @@ void declare(CommandOptions& options, CollectivesOptions& chosen) {
   add_bytes(options, "from", "smallest size of a rank's larger tensor", chosen.from);
   add_bytes(options, "to", "largest size", chosen.to);
   add_number(options, "factor", "ratio of one size to the one before", chosen.factor, 2, 1 << 20);
-  static const auto engines = backend_names();
-  options.add({"engine", "WORDS", "engines, in turn", "the one that init() chooses"},
-              words_into(chosen.engines, engines));
-  options.add({"memory", "WORDS", "arena, ordinary, node-shared", "what the engine has"},
+  static const auto names = backend_names();
+  options.add({"backend", "WORDS", "backends, in turn", "the one that init() chooses"},
+              words_into(chosen.backends, names));
+  options.add({"memory", "WORDS", "arena, ordinary, node-shared", "what the backend has"},
               words_into(chosen.memories, memory_names()));
   add_ranks(options, chosen.ranks);
   add_number(options, "rounds", "turns per row", chosen.rounds, 1, most_turns);

@@ -5,9 +5,9 @@
 #include "apps/checkpoint/source.h"
 #include "base/check.h"
 #include "base/counted.h"
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "checkpoint/content.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/layout_json.h"
@@ -142,7 +142,7 @@ void compare(PartsReader& one, PartsReader& other, const std::string& shown_file
       text = difference_of(one, *a, other, *b);
     }
     if (!text.empty())
-      found.lines.push_back(formatted("{}{}: {}", shown_file, visible(name), text));
+      found.lines.push_back(formatted("{}{}: {}", shown_file, escaped(name), text));
   }
 }
 
@@ -235,7 +235,7 @@ std::string entries_of(std::string_view group, const checkpoint::Metadata& entri
   constexpr std::size_t most_letters = 200;
   std::string text;
   for (const auto& [name, value] : entries)
-    text += formatted("{}.{} = {}\n", group, visible(name), visible(value, most_letters));
+    text += formatted("{}.{} = {}\n", group, escaped(name), escaped(value, most_letters));
   return text;
 }
 
@@ -246,12 +246,12 @@ std::string description_of(const fs::path& folder) {
   std::string text = formatted("{}: {}\nstep = {}\nepoch = {}\nranks = {}\n", folder.string(),
                                shown_bytes(bytes_of(folder)), state.step, state.epoch, state.ranks);
   for (const MeshAxis& axis : layout.mesh)
-    text += formatted("mesh.{} = {}\n", visible(axis.name), axis.size);
+    text += formatted("mesh.{} = {}\n", escaped(axis.name), axis.size);
   for (const auto& [name, number] : state.numbers)
-    text += formatted("numbers.{} = {}\n", visible(name), number);
+    text += formatted("numbers.{} = {}\n", escaped(name), number);
   text += entries_of("progress", state.progress) + entries_of("config", state.config);
   for (const auto& [name, parts] : layout.parts)
-    text += formatted("parts.{} = {}\n", visible(name), visible(listed(parts, "; "), 200));
+    text += formatted("parts.{} = {}\n", escaped(name), escaped(listed(parts, "; "), 200));
   return text;
 }
 
@@ -269,7 +269,7 @@ std::string tensors_of(const fs::path& path) {
       text += formatted("  {}: {}\n", shard.filename().string(), shown_bytes(bytes_of(shard)));
   text += entries_of("metadata", checkpoint::without_checksums(file.metadata()));
   for (const checkpoint::TensorEntry& entry : file.entries())
-    text += formatted("  {} {} {}\n", visible(entry.name), kind_of(entry),
+    text += formatted("  {} {} {}\n", escaped(entry.name), kind_of(entry),
                       shown_bytes(entry.end - entry.begin));
   return text;
 }
@@ -280,7 +280,7 @@ std::string description_of_others(const fs::path& path) {
                                counted(static_cast<std::int64_t>(source.model.size()), "tensor"));
   text += entries_of("metadata", source.metadata);
   for (const auto& [name, tensor] : source.model)
-    text += formatted("  {} {} [{}] {}\n", visible(name), c10::toString(tensor.dtype),
+    text += formatted("  {} {} [{}] {}\n", escaped(name), c10::toString(tensor.dtype),
                       listed(tensor.sizes, ", "), shown_bytes(tensor.bytes()));
   return text;
 }

@@ -2,9 +2,9 @@
 
 #include "base/check.h"
 #include "base/counted.h"
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/weight_files.h"
 #include "sys/files.h"
@@ -63,7 +63,7 @@ std::shared_ptr<Named> module_of(const checkpoint::TensorSources& tensors) {
     } catch (const c10::Error& error) {
       throw BadInput(
           formatted("tensor '{}': a module cannot have this name together with the other names: {}",
-                    visible(name), visible(error.what_without_backtrace(), 200)));
+                    escaped(name), escaped(error.what_without_backtrace(), 200)));
     }
   }
   return module;

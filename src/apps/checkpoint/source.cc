@@ -2,8 +2,8 @@
 
 #include "apps/checkpoint/state_dicts.h"
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/format.h"
-#include "base/visible.h"
 #include "checkpoint/distributed_checkpoint.h"
 #include "checkpoint/dtype_names.h"
 #include "checkpoint/folders.h"

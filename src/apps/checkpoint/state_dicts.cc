@@ -1,9 +1,9 @@
 #include "apps/checkpoint/state_dicts.h"
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "sys/plain_file.h"
 
 #include <ATen/core/Dict.h>
@@ -47,11 +47,11 @@ void check_fits(const NumberedParameter& of, const std::string& name,
   const auto tensor = tensors.find(name);
   check_input(tensor != tensors.end(),
               "the optimizer's parameter {} has the name '{}', but the model has no such tensor",
-              visible(of.number), visible(name));
+              escaped(of.number), escaped(name));
   check_input(tensor->second == *of.sizes,
               "the optimizer's parameter {} has the name '{}' of a tensor with sizes {}, but a "
               "state with sizes {}",
-              visible(of.number), visible(name), sizes_of(tensor->second), sizes_of(*of.sizes));
+              escaped(of.number), escaped(name), sizes_of(tensor->second), sizes_of(*of.sizes));
 }
 
 std::map<std::string, std::string> names_by_sizes(const std::vector<NumberedParameter>& parameters,
@@ -76,7 +76,7 @@ std::map<std::string, std::string> names_by_sizes(const std::vector<NumberedPara
     check_input(is_first || before->second < tensor,
                 "the optimizer's parameters have numbers, not names, and the sizes of their states "
                 "are not in the model's order, from number {} on: {}",
-                visible(of.number), remedy);
+                escaped(of.number), remedy);
     before->second = tensor;
     names.emplace(of.number, tensors[tensor].name);
   }
@@ -101,8 +101,8 @@ std::map<std::string, std::string> names_by_order(const std::vector<NumberedPara
     check_input(!of.sizes || *of.sizes == tensors[i].sizes,
                 "the optimizer's parameters have numbers, not names, and are not in the model's "
                 "order: the state of number {} has sizes {}, '{}' has {}: {}",
-                visible(of.number), sizes_of(of.sizes.value_or(TensorSizes())),
-                visible(tensors[i].name), sizes_of(tensors[i].sizes), remedy);
+                escaped(of.number), sizes_of(of.sizes.value_or(TensorSizes())),
+                escaped(tensors[i].name), sizes_of(tensors[i].sizes), remedy);
     names.emplace(of.number, tensors[i].name);
   }
   return names;
@@ -124,7 +124,7 @@ std::map<std::string, std::string> names_as_given(const std::vector<NumberedPara
     const NumberedParameter& of = parameters[i];
     check_input(known.insert(names[i]).second,
                 "expected a different name for each parameter of the optimizer, found '{}' twice",
-                visible(names[i]));
+                escaped(names[i]));
     if (of.sizes) check_fits(of, names[i], sizes);
     found.emplace(of.number, names[i]);
   }
@@ -267,7 +267,7 @@ bool StateDicts::has_below(const std::string& place, bool tensors) const {
 std::string StateDicts::tops() const {
   std::set<std::string> names;
   for (const Leaf& leaf : leaves_)
-    if (leaf.path.size() > 1) names.insert(visible(leaf.path[0], 40));
+    if (leaf.path.size() > 1) names.insert(escaped(leaf.path[0], 40));
   std::vector<std::string> few(names.begin(), names.end());
   few.resize(std::min<std::size_t>(few.size(), 12));
   return listed(few, " ");
@@ -277,7 +277,7 @@ std::string StateDicts::find_place(const std::string& key, const std::vector<std
                                    const char* what) const {
   if (!key.empty()) {
     check_input(has_below(key, false), "{}: expected the {} at '{}', found only {}", path_.string(),
-                what, visible(key), tops());
+                what, escaped(key), tops());
     return key;
   }
   for (const std::string& name : usual)
@@ -316,7 +316,7 @@ checkpoint::TensorSources StateDicts::tensors_below(const std::string& place) co
     if (is_extra_state(leaf.path) && !name.ends_with("_extra_state")) continue;
     check_input(tensors.emplace(name.substr(prefix.size()), *leaf.tensor).second,
                 "{}: expected different names, found two tensors named '{}'", path_.string(),
-                visible(name));
+                escaped(name));
   }
   return tensors;
 }
@@ -347,11 +347,11 @@ StateDicts::Numbered StateDicts::numbered(const std::string& optimizer) const {
     if (member != "params" && member != "param_names") continue;
     const c10::IValue value = leaf->value();
     check_input(value.isList(), "{}: '{}': expected a list, found {}", path_.string(),
-                visible(joined(leaf->path)), value.tagKind());
+                escaped(joined(leaf->path)), value.tagKind());
     for (const c10::IValue& item : value.toListRef()) {
       check_input(item.isInt() || item.isString(),
                   "{}: '{}': expected the numbers or names of parameters, found {}", path_.string(),
-                  visible(joined(leaf->path)), item.tagKind());
+                  escaped(joined(leaf->path)), item.tagKind());
       if (member == "params")
         found.parameters.push_back({key_text(item), static_cast<std::size_t>(group), {}});
       else
@@ -424,13 +424,13 @@ checkpoint::TensorSource StateDicts::field_of(const Leaf& leaf, const std::strin
     const c10::IValue value = leaf.value();
     check_input(field == "step" && (value.isInt() || value.isDouble()),
                 "{}: expected a tensor for '{}', found a value of type {}", path_.string(),
-                visible(joined(leaf.path)), value.tagKind());
+                escaped(joined(leaf.path)), value.tagKind());
     tensor = checkpoint::TensorSource{
         at::kDouble, {}, [value] { return at::scalar_tensor(value.toScalar(), at::kDouble); }};
   }
   check_input(field != "step" || tensor->bytes() == c10::elementSize(tensor->dtype),
               "{}: expected one number for '{}', found a tensor of sizes [{}]", path_.string(),
-              visible(joined(leaf.path)), listed(tensor->sizes, ", "));
+              escaped(joined(leaf.path)), listed(tensor->sizes, ", "));
   return field == "step" ? step_source(*tensor) : *tensor;
 }
 
@@ -456,7 +456,7 @@ checkpoint::TensorSources StateDicts::optimizer_state(const std::string& key,
     const auto found = names.find(parameter);
     check_input(found != names.end() || (names.empty() && !is_number(parameter)),
                 "{}: the optimizer has a state for '{}', which is not one of its parameters",
-                path_.string(), visible(parameter));
+                path_.string(), escaped(parameter));
     if (!leaf.tensor && leaf.value().isNone()) continue;
     state.emplace(
         formatted("optimizer.{}.{}", found == names.end() ? parameter : found->second, field),

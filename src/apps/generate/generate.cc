@@ -2,8 +2,8 @@
 // generated; or generates tokens with a model in a folder of the model hubs.
 #include "base/check.h"
 #include "base/counted.h"
+#include "base/escaped.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "sys/program.h"
 #include "train/device.h"
 
@@ -72,7 +72,7 @@ class Ranks {
     }
     const std::vector<MeshAxis> axes = parse_axes(mesh);
     check_input(axes.size() == 1 && axes.front().name == "tp",
-                "--mesh {}: expected the axis tp alone, such as tp=2", visible(mesh));
+                "--mesh {}: expected the axis tp alone, such as tp=2", escaped(mesh));
     group_ = init({.device = device});
     const int wanted = axes.front().size;
     check_input(wanted == -1 || wanted == group_.size(),
@@ -187,7 +187,7 @@ void take_run(Given& given, const std::vector<std::string>& words) {
 // As in transformers, a Llama may continue past its trained positions, while a GPT-2, which has a
 // position table, throws.
 void check_positions(const models::Gpt& model, std::int64_t prompt, std::int64_t more) {
-  const std::int64_t block = model->options().block;
+  const std::int64_t block = model->options().context_length;
   check_input(more == 0 || prompt + more - 1 <= block,
               "this GPT-2 has {} positions, and {} of the prompt with --new-tokens {} need "
               "{}: make at most {}",
@@ -206,7 +206,7 @@ at::Tensor ids_in(const std::string& text, std::int64_t vocabulary) {
     if (!id || *id < 0 || *id >= vocabulary)
       throw UsageError(
           formatted("--tokens: expected token ids from 0 to {}, separated by commas, found '{}'",
-                    vocabulary - 1, visible(word)));
+                    vocabulary - 1, escaped(word)));
     ids.push_back(*id);
     begin = end + 1;
   }

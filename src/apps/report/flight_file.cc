@@ -2,9 +2,9 @@
 
 #include "base/check.h"
 #include "base/counted.h"
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "comm/call/record.h"
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"
@@ -54,7 +54,7 @@ const std::string& string_in(const Json& json, const char* key) {
 
 std::string text_of(const Json& json, const char* key) {
   constexpr std::size_t longest = 1000;
-  return visible(string_in(json, key), longest);
+  return escaped(string_in(json, key), longest);
 }
 
 std::string text_if_any(const Json& json, const char* key) {
@@ -125,7 +125,7 @@ FlightFile file_of(const Json& json) {
   FlightFile file;
   file.size = static_cast<int>(number_of(json, "size", 1, most_ranks));
   file.rank = static_cast<int>(number_of(json, "rank", 0, file.size - 1));
-  file.engine = text_of(json, "engine");
+  file.backend = text_of(json, "backend");
   file.host = text_of(json, "host");
   file.written = seconds_of(json, "written");
   const Json &groups = json.at("groups"), &calls = json.at("calls");
@@ -153,7 +153,7 @@ FlightFile read_flight_file(const std::string& path) {
   } catch (const std::exception& error) {
     std::string_view what = error.what();  // the JSON library writes "[its own name] text"
     if (what.starts_with('[')) what.remove_prefix(std::min(what.size(), what.find("] ") + 2));
-    throw BadInput(formatted("{}: invalid flight record: {}", path, visible(what, 300)));
+    throw BadInput(formatted("{}: invalid flight record: {}", path, escaped(what, 300)));
   }
 }
 

@@ -46,7 +46,7 @@ struct FlightFile {
   std::string path;
   int rank = 0;
   int size = 0;
-  std::string engine, host;
+  std::string backend, host;
   double written = 0;
   std::vector<FlightGroup> groups;
   std::vector<FlightCall> calls;
@@ -54,7 +54,7 @@ struct FlightFile {
 
 // Reads a flight record. Throws BadInput with one line that has the path if the file cannot be
 // read, is not a regular file, is truncated, is larger than any record, or has another format.
-// Texts have the form of visible(). Time and memory are linear in the file's size, which is
+// Texts have the form of escaped(). Time and memory are linear in the file's size, which is
 // bounded.
 [[nodiscard]] FlightFile read_flight_file(const std::string& path);
 

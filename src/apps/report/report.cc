@@ -317,7 +317,7 @@ void introduce(const std::vector<FlightFile>& files, double now, std::vector<std
     if (!std::binary_search(present.begin(), present.end(), rank)) absent.push_back(rank);
   lines.push_back(formatted("records of {} of {} on {}; the last was written at {}",
                             rank_list(present), counted(files.front().size, "rank"),
-                            files.front().engine, time_text(now)));
+                            files.front().backend, time_text(now)));
   if (!absent.empty())
     lines.push_back(
         formatted("no record of {}: killed, stopped, still computing, or its file was not named on "

@@ -190,7 +190,7 @@ bool all_equal(Counts counts) {
   return std::ranges::adjacent_find(counts, std::not_equal_to<>()) == counts.end();
 }
 
-// Views complex numbers as pairs of real numbers, so that engines need no complex arithmetic.
+// Views complex numbers as pairs of real numbers, so that backends need no complex arithmetic.
 Operand as_real(const at::Tensor& tensor) {
   if (!tensor.is_complex()) return Operand::borrowed(tensor);
   return Operand::owned(at::view_as_real(tensor.detach()));

@@ -230,7 +230,7 @@ Group recorded_world(std::shared_ptr<Backend> backend, Duration timeout) {
   auto recorder = sys::make_shared_of_process<diagnose::FlightRecorder>(diagnose::FlightHeader{
       .rank = backend->rank(),
       .size = backend->size(),
-      .engine = std::string(backend->name()),
+      .backend = std::string(backend->name()),
       .folder = environment::text(rank_env::variable::flight_folder).value_or("")});
   return Group(
       std::make_shared<GroupState>(std::move(backend), GroupNames(), timeout, std::move(recorder)));

@@ -1,6 +1,6 @@
 // GroupState: the state that all copies of one Group and its Works share. It gives each call its
-// number, records the call in the flight record and passes it to the engine, in one place for all
-// engines.
+// number, records the call in the flight record and passes it to the backend, in one place for all
+// backends.
 #pragma once
 
 #include <lockstep/comm/backend.h>

@@ -93,7 +93,7 @@ DType dtype_of(at::ScalarType dtype) {
 
 at::Tensor Backend::empty_node_shared(at::IntArrayRef, const at::TensorOptions&, const Agree&) {
   throw InvalidArgument(
-      formatted("empty_node_shared: the ranks of the engine {} share no memory", name()));
+      formatted("empty_node_shared: the ranks of the backend {} share no memory", name()));
 }
 
 }  // namespace lockstep

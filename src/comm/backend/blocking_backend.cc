@@ -17,7 +17,7 @@ namespace {
 
 using diagnose::FailureKind;
 
-// Time limit for a run to end after the engine was closed.
+// Time limit for a run to end after the backend was closed.
 constexpr auto longest_end = std::chrono::seconds(5);
 
 // Most launched calls take tens of microseconds; longer calls are polled less often.
@@ -29,12 +29,12 @@ int place_in(std::span<const int> ranks, int rank) {
   return static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
 }
 
-void check_device(const Call& call, BlockingEngine& engine) {
+void check_device(const Call& call, BlockingCollectives& collectives) {
   const auto& tensor = call.input.defined() ? call.input : call.output;
   if (!tensor.defined()) return;
-  if (auto objection = engine.objection_to(tensor); !objection.empty())
-    throw InvalidArgument(
-        formatted("{}: the engine {} {}", name_of(call.collective), engine.name(), objection));
+  if (auto objection = collectives.objection_to(tensor); !objection.empty())
+    throw InvalidArgument(formatted("{}: the backend {} {}", name_of(call.collective),
+                                    collectives.name(), objection));
 }
 
 }  // namespace
@@ -44,11 +44,11 @@ std::string not_on_host(const at::Tensor& tensor) {
   return formatted("takes tensors in the CPU's memory; this one is on {}", tensor.device().str());
 }
 
-BlockingBackend::BlockingBackend(std::shared_ptr<BlockingEngine> engine,
+BlockingBackend::BlockingBackend(std::shared_ptr<BlockingCollectives> collectives,
                                  std::shared_ptr<Store> store, GroupNames group, int rank, int size,
                                  Duration join_timeout, std::shared_ptr<diagnose::CallWatch> watch)
     : Backend(rank, size),
-      engine_(std::move(engine)),
+      collectives_(std::move(collectives)),
       store_(std::move(store)),
       group_(std::move(group)),
       join_timeout_(join_timeout),
@@ -64,7 +64,7 @@ BlockingBackend::~BlockingBackend() {
   bool complete = calls_->drain(grace_);
   watch_->leave(watched_, complete, grace_.is_by_exception());
   // Without this, a queue could wait forever.
-  if (!complete) engine_->close("a rank left before its operations were complete");
+  if (!complete) collectives_->close("a rank left before its operations were complete");
   for (auto& [channel, queue] : queues_) {
     if (!queue->end(complete ? Deadline::never().left() : longest_end))
       log::warning("{}: an operation of group {} cannot be ended; its thread stays", name(),
@@ -75,7 +75,7 @@ BlockingBackend::~BlockingBackend() {
 }
 
 void BlockingBackend::post(const Call& call) {
-  check_device(call, *engine_);
+  check_device(call, *collectives_);
   calls_->refuse_if_failed(call.collective);
   auto& queue = queues_[call.id.channel];
   if (!queue) queue = std::make_unique<sys::TaskQueue>();
@@ -88,13 +88,13 @@ void BlockingBackend::post(const Call& call) {
     posted.input = posted.output = at::Tensor();
   }
   queue->push(
-      [this, life = life_, engine = engine_, posted = std::move(posted),
-       launched = std::move(launched)] { carry_out(life, this, *engine, posted, launched); });
+      [this, life = life_, collectives = collectives_, posted = std::move(posted),
+       launched = std::move(launched)] { carry_out(life, this, *collectives, posted, launched); });
 }
 
 std::shared_ptr<Launched> BlockingBackend::launch(const PostedCall& call) {
   try {
-    return engine_->launch(call);
+    return collectives_->launch(call);
   } catch (...) {
     fail_by(std::current_exception(), call);
     wait(call.id);  // throws the group's error, which another thread may be about to agree on
@@ -103,7 +103,7 @@ std::shared_ptr<Launched> BlockingBackend::launch(const PostedCall& call) {
 }
 
 void BlockingBackend::carry_out(const std::shared_ptr<Life>& life, BlockingBackend* backend,
-                                BlockingEngine& engine, const PostedCall& call,
+                                BlockingCollectives& collectives, const PostedCall& call,
                                 const std::shared_ptr<Launched>& launched) {
   {
     std::shared_lock lock(life->mutex);
@@ -112,22 +112,22 @@ void BlockingBackend::carry_out(const std::shared_ptr<Life>& life, BlockingBacke
   std::exception_ptr problem;
   try {
     if (launched)
-      follow(*life, *backend, engine, call, call.id, *launched);
+      follow(*life, *backend, collectives, call, call.id, *launched);
     else
-      engine.run(call);
+      collectives.run(call);
   } catch (...) {
     problem = std::current_exception();
   }
   std::shared_lock lock(life->mutex);
   if (life->is_over) return;
   if (problem) return backend->fail_by(problem, call);
-  // A launched call also ends when its engine is closed.
+  // A launched call also ends when its backend is closed.
   if (launched && backend->calls_->has_failed()) return;
   backend->launched_.complete(call.id);
   backend->calls_->complete(call.id);
 }
 
-void BlockingBackend::follow(Life& life, BlockingBackend& backend, BlockingEngine& engine,
+void BlockingBackend::follow(Life& life, BlockingBackend& backend, BlockingCollectives& collectives,
                              const CallRecord& call, CallId id, Launched& launched) {
   auto pause = shortest_pause;
   auto look = Deadline::after(between_looks);
@@ -138,7 +138,7 @@ void BlockingBackend::follow(Life& life, BlockingBackend& backend, BlockingEngin
       if (life.is_over || backend.calls_->has_failed()) throw Aborted("the group has ended");
       if (look.passed()) {
         launched.check();
-        engine.check_peers();
+        collectives.check_peers();
         backend.look_at_wait(call, id, is_noticed);
         look = Deadline::after(between_looks);
       }
@@ -193,28 +193,28 @@ void BlockingBackend::abort(std::string_view reason) {
 
 void BlockingBackend::fail(FailureKind kind, const CallRecord& call, std::string_view detail) {
   if (!calls_->begin_to_fail()) return;
-  calls_->fail(diagnosis_.agree(kind, call, detail, [&] { engine_->close(detail); }));
+  calls_->fail(diagnosis_.agree(kind, call, detail, [&] { collectives_->close(detail); }));
 }
 
 std::shared_ptr<Backend> BlockingBackend::subset(std::span<const int> ranks,
                                                  std::string_view name) {
   std::string group(name);
-  if (auto other = engine_->backend_of(ranks, group)) return other;
-  auto engine = engine_->subset(ranks, group, place_in(ranks, rank()), join_timeout_);
-  return part(std::move(engine), ranks, std::move(group));
+  if (auto other = collectives_->backend_of(ranks, group)) return other;
+  auto collectives = collectives_->subset(ranks, group, place_in(ranks, rank()), join_timeout_);
+  return part(std::move(collectives), ranks, std::move(group));
 }
 
 std::shared_ptr<Backend> BlockingBackend::on_host(std::string_view name) {
   std::string group(name);
-  auto engine = engine_->on_host(group, join_timeout_);
-  if (!engine) return Backend::on_host(name);
-  return part(std::move(engine), all_ranks(size()), std::move(group));
+  auto collectives = collectives_->on_host(group, join_timeout_);
+  if (!collectives) return Backend::on_host(name);
+  return part(std::move(collectives), all_ranks(size()), std::move(group));
 }
 
-std::shared_ptr<Backend> BlockingBackend::part(std::shared_ptr<BlockingEngine> engine,
+std::shared_ptr<Backend> BlockingBackend::part(std::shared_ptr<BlockingCollectives> collectives,
                                                std::span<const int> ranks, std::string name) const {
   return sys::make_shared_of_process<BlockingBackend>(
-      std::move(engine), store_, group_.part(ranks, std::move(name)), place_in(ranks, rank()),
+      std::move(collectives), store_, group_.part(ranks, std::move(name)), place_in(ranks, rank()),
       static_cast<int>(ranks.size()), join_timeout_, watch_);
 }
 

@@ -1,4 +1,4 @@
-// Device tensors on an engine that works on host memory: post() copies inputs to pinned host
+// Device tensors on a backend that works on host memory: post() copies inputs to pinned host
 // memory, and wait() copies outputs back. So several ranks can share one GPU, which NCCL refuses.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-// post() waits for the current stream, because the engine reads the tensor on the host. It waits
+// post() waits for the current stream, because the backend reads the tensor on the host. It waits
 // for peers in one case only: the tensor partly overlaps the output of an earlier operation whose
 // wait() has not been called. wait() copies outputs back on the current stream of its thread, in
 // the order of their posts, so kernels launched after wait() see the outputs. Tensors on the host

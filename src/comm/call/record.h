@@ -1,4 +1,4 @@
-// One call without its tensors: the form in which all engines compare, store, publish and describe
+// One call without its tensors: the form in which all backends compare, store, publish and describe
 // calls.
 #pragma once
 

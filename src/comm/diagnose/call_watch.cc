@@ -185,7 +185,7 @@ class WatchCore {
       group.state(*store_, process_, WatchedGroup::Presence::stays);
       compare(group, group.partners(channels));
     } catch (const std::exception& error) {
-      // Without the store, calls cannot be compared; the engine reports the consequence for the
+      // Without the store, calls cannot be compared; the backend reports the consequence for the
       // group.
       group.is_over_ = true;
       log::debug("group {}: comparing calls: {}", group.group_.name(), error.what());

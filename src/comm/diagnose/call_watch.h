@@ -25,7 +25,7 @@
 
 namespace lockstep::diagnose {
 
-// The calls of one rank in one group, for engines whose operations another thread completes.
+// The calls of one rank in one group, for backends whose operations another thread completes.
 // Implements waiting for incomplete calls, failing all of them, and the history of calls that the
 // rank compares with other ranks.
 //
@@ -81,14 +81,14 @@ class OpenCalls {
   Failure failure_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
-// The call watch detects desynchronised ranks: it compares the calls of all ranks for engines that
+// The call watch detects desynchronised ranks: it compares the calls of all ranks for backends that
 // do not compare descriptors themselves.
 //
 // Each rank keeps a statement in the store (history.h): its process and its latest calls. One
 // thread per process renews the statements of groups with new posts, at most once per `period`, and
 // compares them with the statements of the neighbours (rank - 1 and rank + 1) and of the ranks that
 // it exchanged messages with. A call that differs on any two ranks is therefore found within about
-// two periods, even if the engine would move wrong bytes without noticing; an operation costs only
+// two periods, even if the backend would move wrong bytes without noticing; an operation costs only
 // the time to note it. If calls are open and nothing new is posted, the thread checks whether other
 // ranks have ended the group, because the peer that this rank waits for may not have noticed. While
 // no call is open, the thread sleeps.

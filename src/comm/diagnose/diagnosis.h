@@ -32,7 +32,7 @@ class Diagnosis {
             Duration store_timeout = std::chrono::seconds(5));
 
   // Returns the error that all ranks of the group throw. `kind` is the failure that this rank
-  // noticed in `call`; `close` ends this rank's connections. `detail` is the engine's error text,
+  // noticed in `call`; `close` ends this rank's connections. `detail` is the backend's error text,
   // the sentence of a mismatch, or the reason of an abort. Blocks for a second or two, and a few
   // more if the store does not answer; never throws. If memory for the message runs out, returns an
   // error that says so.

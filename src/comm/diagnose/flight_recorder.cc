@@ -2,10 +2,10 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/escaped.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "base/log.h"
-#include "base/visible.h"
 #include "rank_env/variables.h"
 #include "sys/files.h"
 #include "sys/topology.h"
@@ -219,7 +219,7 @@ std::string FlightRecorder::json_locked() const {
   object.number("lockstep_flight_record", 1)
       .number("rank", header_.rank)
       .number("size", header_.size)
-      .text("engine", header_.engine)
+      .text("backend", header_.backend)
       .text("host", sys::host_name())
       .number("pid", ::getpid())
       .time("written", scale_.seconds_of(timestamp()))

@@ -10,7 +10,7 @@
 //
 // The file is JSON, read by `lockstep report hang` (src/apps/report).
 //
-//   {"lockstep_flight_record": 1, "rank": 2, "size": 4, "engine": "shm", "host": "a", "pid": 71,
+//   {"lockstep_flight_record": 1, "rank": 2, "size": 4, "backend": "shm", "host": "a", "pid": 71,
 //    "written": 1732204862.125, "calls_ever": 5120,
 //    "groups": [{"name": "world", "members": [0, 1, 2, 3],
 //                "failure": "...", "failed": 1732204862.1}],
@@ -124,7 +124,7 @@ struct FlightEntry {
 struct FlightHeader {
   int rank = 0;
   int size = 1;
-  std::string engine;
+  std::string backend;
   std::string folder;  // where the file goes; empty: it is written only when asked for
 };
 

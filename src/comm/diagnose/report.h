@@ -1,5 +1,5 @@
-// The sentences of failure reports. Engines pass facts; this file words all errors and warnings
-// about a group, equally for every engine (docs/reference/error_messages.md). Facts contain ranks
+// The sentences of failure reports. Backends pass facts; this file words all errors and warnings
+// about a group, equally for every backend (docs/reference/error_messages.md). Facts contain ranks
 // of the group; the sentences add the world ranks.
 #pragma once
 

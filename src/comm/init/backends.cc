@@ -7,10 +7,10 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "comm/api/group_state.h"
-#include "comm/engines/c10d/make.h"
-#include "comm/engines/hierarchical/runner.h"
-#include "comm/engines/mpi/backend.h"
-#include "comm/engines/shm/backend.h"
+#include "comm/backends/c10d/make.h"
+#include "comm/backends/hierarchical/runner.h"
+#include "comm/backends/mpi/backend.h"
+#include "comm/backends/shm/backend.h"
 #include "comm/init/choice.h"
 
 #include <algorithm>
@@ -40,13 +40,13 @@ std::shared_ptr<Backend> make_mpi(std::string_view /*name*/, std::shared_ptr<Sto
 
 std::shared_ptr<Backend> make_c10d(std::string_view name, std::shared_ptr<Store> store, int rank,
                                    int size, const BackendOptions& options) {
-  return c10d_engine::make(name, std::move(store), rank, size,
-                           {.join_timeout = options.join_timeout,
-                            .address = options.address,
-                            .device = options.device,
-                            .custom = options.c10d,
-                            .custom_streams = options.c10d_streams,
-                            .float_sums = options.float_sums});
+  return c10d_backend::make(name, std::move(store), rank, size,
+                            {.join_timeout = options.join_timeout,
+                             .address = options.address,
+                             .device = options.device,
+                             .custom = options.c10d,
+                             .custom_streams = options.c10d_streams,
+                             .float_sums = options.float_sums});
 }
 
 std::shared_ptr<Backend> make_hierarchical(std::string_view name, std::shared_ptr<Store> store,
@@ -80,12 +80,12 @@ struct NamedBackend {
 // The one list of backends.
 constexpr std::array<NamedBackend, 7> backends{{
     {"shm", make_shm, [] { return true; }},
-    {"gloo", make_c10d, c10d_engine::has_gloo},
-    {"nccl", make_c10d, c10d_engine::has_nccl},
+    {"gloo", make_c10d, c10d_backend::has_gloo},
+    {"nccl", make_c10d, c10d_backend::has_nccl},
     {"mpi", make_mpi, mpi::has_mpi},
     {"hierarchical", make_hierarchical,
-     [] { return c10d_engine::has_gloo() || c10d_engine::has_nccl() || mpi::has_mpi(); }},
-    {"hierarchical:gloo", make_hierarchical, c10d_engine::has_gloo},
+     [] { return c10d_backend::has_gloo() || c10d_backend::has_nccl() || mpi::has_mpi(); }},
+    {"hierarchical:gloo", make_hierarchical, c10d_backend::has_gloo},
     {"hierarchical:mpi", make_hierarchical, mpi::has_mpi},
 }};
 

@@ -1,4 +1,4 @@
-// The engines that join processes, by name.
+// The backends that join processes, by name.
 #pragma once
 
 #include <lockstep/comm/backend.h>
@@ -23,8 +23,8 @@ struct BackendOptions {
   std::int64_t arena_bytes = 0;            // shm
   std::optional<bool> arena_tensors;       // shm: CPU tensors are made in the arena
   std::string address = "127.0.0.1";       // gloo: of this host, for its peers
-  MakeC10dBackend c10d = {};               // makes the engine `name`
-  bool c10d_streams = false;               // that engine works on streams of `device`
+  MakeC10dBackend c10d = {};               // makes the backend `name`
+  bool c10d_streams = false;               // that backend works on streams of `device`
   bool float_sums = false;                 // InitOptions::float_sums
   std::vector<std::string> hosts = {};     // hierarchical: of each rank
   std::vector<int> world_ranks = {};       // shm: of these ranks, if they are not the whole world
@@ -39,7 +39,7 @@ struct BackendOptions {
 [[nodiscard]] bool has_streams(std::string_view name);
 
 // Makes the world of `size` ranks that share `store`. Blocks until all ranks have joined. Throws
-// BadInput if this build has no backend `name`, and the errors of the engine.
+// BadInput if this build has no backend `name`, and the errors of the backend.
 [[nodiscard]] std::shared_ptr<Backend> make_backend(std::string_view name,
                                                     std::shared_ptr<Store> store, int rank,
                                                     int size, const BackendOptions& options);

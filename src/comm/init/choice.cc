@@ -6,7 +6,7 @@
 #include "base/environment.h"
 #include "base/format.h"
 #include "comm/backend/accelerator.h"
-#include "comm/engines/c10d/make.h"
+#include "comm/backends/c10d/make.h"
 #include "rank_env/visible_gpus.h"
 
 #include <algorithm>
@@ -83,14 +83,14 @@ std::string choose_backend(std::string_view asked, std::span<const std::string> 
   return "hierarchical:" + across;
 }
 
-Choice choose(int rank, const RankPlaces& places, const Wishes& wishes,
+Choice choose(int rank, const RankPlaces& places, const BackendRequest& request,
               std::string_view device_backend, std::span<const std::string_view> names) {
   const auto devices = chosen_devices(places);
   const auto shared = first_to_share(places, devices);
-  if (shared && !wishes.shares_gpus) refuse_to_share(places, *shared);
+  if (shared && !request.shares_gpus) refuse_to_share(places, *shared);
   const auto without = std::ranges::find(devices, std::optional<int>()) - devices.begin();
   Choice choice{.device = devices[static_cast<std::size_t>(rank)], .backend = {}, .reason = {}};
-  if (!wishes.backend.empty())
+  if (!request.backend.empty())
     choice.reason = "as asked for";
   else if (without < std::ssize(devices))
     choice.reason = formatted("rank {} has no GPU", without);
@@ -102,7 +102,7 @@ Choice choose(int rank, const RankPlaces& places, const Wishes& wishes,
     return {.device = choice.device,
             .backend = std::string(device_backend),
             .reason = "each rank has a GPU of its own"};
-  choice.backend = choose_backend(wishes.backend, places.hosts, wishes.by_mpirun, names);
+  choice.backend = choose_backend(request.backend, places.hosts, request.by_mpirun, names);
   return choice;
 }
 
@@ -144,7 +144,7 @@ Devices visible_devices() {
   seen.type = accelerator().value();
   for (int index = 0; index < count; ++index)
     seen.indices.push_back(static_cast<c10::DeviceIndex>(index));
-  if (seen.type == c10::kCUDA) seen.names = c10d_engine::gpu_names();
+  if (seen.type == c10::kCUDA) seen.names = c10d_backend::gpu_names();
   if (seen.names.empty())
     seen.names = device_names(count, environment::text("CUDA_VISIBLE_DEVICES").value_or(""));
   return seen;

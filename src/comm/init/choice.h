@@ -15,7 +15,7 @@ namespace lockstep {
 // Returns `asked` if it is not empty; a plain "hierarchical" becomes "hierarchical:gloo" or
 // "hierarchical:mpi". Otherwise: shm for one host. Several hosts with one rank each: gloo, or mpi
 // if mpirun started the ranks (`by_mpirun`) or this build has no gloo. Several ranks on some hosts:
-// hierarchical over gloo or mpi. `hosts`: the host of each rank; `names`: the engines of this
+// hierarchical over gloo or mpi. `hosts`: the host of each rank; `names`: the backends of this
 // build.
 [[nodiscard]] std::string choose_backend(std::string_view asked, std::span<const std::string> hosts,
                                          bool by_mpirun, std::span<const std::string_view> names);
@@ -27,7 +27,7 @@ struct RankPlaces {
   std::span<const std::vector<std::string>> devices;  // names of those that each rank may use
 };
 
-struct Wishes {
+struct BackendRequest {
   std::string_view backend = {};  // empty: to be chosen
   bool shares_gpus = false;       // ranks may share a device
   bool by_mpirun = false;         // as for choose_backend()
@@ -44,7 +44,7 @@ struct Choice {
 // may be empty. It is chosen if every rank has a device and no two ranks share one. Otherwise
 // choose_backend() chooses, and data goes through host memory. Throws BadInput if two ranks would
 // share a device and sharing is not allowed.
-[[nodiscard]] Choice choose(int rank, const RankPlaces& places, const Wishes& wishes,
+[[nodiscard]] Choice choose(int rank, const RankPlaces& places, const BackendRequest& request,
                             std::string_view device_backend,
                             std::span<const std::string_view> names);
 

@@ -132,18 +132,18 @@ std::string_view device_backend(const Devices& devices) {
 
 // Calls choose(). If it throws, it throws on all ranks. Rank 0 may serve the store that the other
 // ranks are still reading, so it waits until they have come to this point too.
-Choice choose_or_refuse(int rank, const rendezvous::WorldInfo& world, const Wishes& wishes,
+Choice choose_or_refuse(int rank, const rendezvous::WorldInfo& world, const BackendRequest& request,
                         const Devices& devices) {
   try {
-    return choose(rank, {.hosts = world.hosts, .devices = world.devices}, wishes,
+    return choose(rank, {.hosts = world.hosts, .devices = world.devices}, request,
                   device_backend(devices), backend_names());
   } catch (const BadInput&) {
     const std::string refused = "refused/all";
     try {
       const bool is_last =
-          rendezvous::come_to(*world.store, refused, static_cast<int>(world.hosts.size()));
+          rendezvous::barrier_arrive(*world.store, refused, static_cast<int>(world.hosts.size()));
       if (rank == 0 && !is_last)
-        rendezvous::wait_for_all(*world.store, refused, Deadline::after(std::chrono::seconds(2)));
+        rendezvous::barrier_wait(*world.store, refused, Deadline::after(std::chrono::seconds(2)));
     } catch (const Error&) {
       // Some ranks may not come here, because their settings differ.
     }

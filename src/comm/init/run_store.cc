@@ -6,8 +6,8 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "comm/engines/c10d/store_adapter.h"
-#include "comm/engines/mpi/bootstrap_store.h"
+#include "comm/backends/c10d/store_adapter.h"
+#include "comm/backends/mpi/bootstrap_store.h"
 #include "comm/rendezvous/meeting.h"
 #include "sys/file_descriptor.h"
 #include "sys/sockets.h"
@@ -47,7 +47,7 @@ std::shared_ptr<Store> open_c10d(const rank_env::RankInfo& info, Deadline deadli
       milliseconds(100), std::min<milliseconds>(std::chrono::ceil<milliseconds>(deadline.left()),
                                                 std::chrono::hours(24)));
   try {
-    return c10d_engine::as_store(c10::make_intrusive<c10d::TCPStore>(master.host(), options), "");
+    return c10d_backend::as_store(c10::make_intrusive<c10d::TCPStore>(master.host(), options), "");
   } catch (const std::exception& error) {
     if (serves)
       throw BadInput(formatted("rank 0 cannot listen at MASTER_ADDR:MASTER_PORT, {}: {}",

@@ -1,4 +1,4 @@
-// GracePeriod: how long a rank that leaves a group waits for its peers, on all engines.
+// GracePeriod: how long a rank that leaves a group waits for its peers, on all backends.
 #pragma once
 
 #include <lockstep/base/deadline.h>

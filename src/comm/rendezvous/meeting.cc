@@ -20,24 +20,24 @@
 namespace lockstep::rendezvous {
 namespace {
 
-std::string key_of(const Exchange& between, int rank) {
+std::string key_of(const AllgatherOptions& between, int rank) {
   return formatted("{}{}", between.prefix, rank);
 }
 
 std::string key_of_all(const std::string& key) { return key + "/all"; }
 
-bool is_there(Store& store, const Exchange& between, int rank) {
+bool is_there(Store& store, const AllgatherOptions& between, int rank) {
   return store.try_get(key_of(between, rank)).has_value();
 }
 
-std::vector<int> missing_ranks(Store& store, const Exchange& between) {
+std::vector<int> missing_ranks(Store& store, const AllgatherOptions& between) {
   std::vector<int> missing;
   for (int rank = 0; rank < between.size; ++rank)
     if (!is_there(store, between, rank)) missing.push_back(rank);
   return missing;
 }
 
-[[noreturn]] void throw_missing(Store& store, const Exchange& between, Duration timeout) {
+[[noreturn]] void throw_missing(Store& store, const AllgatherOptions& between, Duration timeout) {
   throw Timeout(formatted("rank {} of {} timed out after {} waiting for {} {}", between.rank,
                           between.size, format_duration(timeout),
                           rank_list(missing_ranks(store, between)), between.purpose));
@@ -45,7 +45,7 @@ std::vector<int> missing_ranks(Store& store, const Exchange& between) {
 
 // Logs the missing ranks, if no lower rank is present. All ranks call this at about the same time,
 // so only the lowest rank that is present logs.
-void remind(Store& store, const Exchange& between, Duration left) {
+void remind(Store& store, const AllgatherOptions& between, Duration left) {
   for (int lower = 0; lower < between.rank; ++lower)
     if (is_there(store, between, lower)) return;
   const std::vector<int> missing = missing_ranks(store, between);
@@ -56,7 +56,7 @@ void remind(Store& store, const Exchange& between, Duration left) {
 }
 
 // `reminder`: the time to log the missing ranks; never() if that is done or there is no deadline.
-std::string text_of(Store& store, const Exchange& between, int rank, Deadline deadline,
+std::string text_of(Store& store, const AllgatherOptions& between, int rank, Deadline deadline,
                     Deadline& reminder) {
   try {
     return store.get(key_of(between, rank), deadline.or_sooner(reminder));
@@ -70,8 +70,8 @@ std::string text_of(Store& store, const Exchange& between, int rank, Deadline de
 
 }  // namespace
 
-std::vector<std::string> exchange(
-    Store& store, const Exchange& between, std::string_view mine, Duration timeout,
+std::vector<std::string> allgather_text(
+    Store& store, const AllgatherOptions& between, std::string_view mine, Duration timeout,
     const std::function<void(int rank, const std::string& text)>& check) {
   const auto deadline = Deadline::after(timeout);
   store.set(key_of(between, between.rank), mine);
@@ -88,17 +88,17 @@ std::vector<std::string> exchange(
   return texts;
 }
 
-bool come_to(Store& store, const std::string& key, int count) {
+bool barrier_arrive(Store& store, const std::string& key, int count) {
   if (store.add(key, 1) != count) return false;
   store.set(key_of_all(key), "1");
   return true;
 }
 
-bool have_all_come(Store& store, const std::string& key) {
+bool barrier_done(Store& store, const std::string& key) {
   return store.try_get(key_of_all(key)).has_value();
 }
 
-void wait_for_all(Store& store, const std::string& key, Deadline deadline) {
+void barrier_wait(Store& store, const std::string& key, Deadline deadline) {
   static_cast<void>(store.get(key_of_all(key), deadline));
 }
 
@@ -107,22 +107,23 @@ namespace {
 // Increment if ranks of older builds could not communicate with ranks of this build.
 constexpr auto version = "2";
 
-struct Hello {
+struct HandshakeMessage {
   std::string size;
   std::string version;
-  std::string engine;
+  std::string backend;
   std::string host;
   std::string devices;
 
   [[nodiscard]] std::string text() const {
-    return formatted("{}\n{}\n{}\n{}\n{}", size, version, engine, host, devices);
+    return formatted("{}\n{}\n{}\n{}\n{}", size, version, backend, host, devices);
   }
-  static Hello read(const std::string& text) {
+  static HandshakeMessage read(const std::string& text) {
     std::istringstream lines(text);
-    Hello hello;
-    for (auto* field : {&hello.size, &hello.version, &hello.engine, &hello.host, &hello.devices})
+    HandshakeMessage message;
+    for (auto* field :
+         {&message.size, &message.version, &message.backend, &message.host, &message.devices})
       std::getline(lines, *field);
-    return hello;
+    return message;
   }
 };
 
@@ -157,7 +158,7 @@ void refuse(Store& store, const rank_env::RankInfo& info, int other_rank) {
 }  // namespace
 
 WorldInfo handshake(const std::shared_ptr<Store>& store, const rank_env::RankInfo& info,
-                    std::string_view engine, std::span<const std::string> devices,
+                    std::string_view backend, std::span<const std::string> devices,
                     Deadline deadline) {
   auto attempt = formatted("lockstep/{}/", info.attempt);
   auto round = store->add(formatted("{}round/{}", attempt, info.rank), 1);
@@ -165,22 +166,22 @@ WorldInfo handshake(const std::shared_ptr<Store>& store, const rank_env::RankInf
                   .hosts = {},
                   .devices = {},
                   .local_size = 0};
-  Hello mine{std::to_string(info.size), version, std::string(engine), sys::host_of_rank(),
-             join(devices, " ")};
+  HandshakeMessage mine{std::to_string(info.size), version, std::string(backend),
+                        sys::host_of_rank(), join(devices, " ")};
   auto check = [&](int rank, const std::string& text) {
-    auto hello = Hello::read(text);
+    auto message = HandshakeMessage::read(text);
     try {
-      compare(mine.size, hello.size, info.rank, rank, "WORLD_SIZE");
-      compare(mine.version, hello.version, info.rank, rank, "Lockstep's protocol version");
-      compare(mine.engine, hello.engine, info.rank, rank, "the backend asked for");
+      compare(mine.size, message.size, info.rank, rank, "WORLD_SIZE");
+      compare(mine.version, message.version, info.rank, rank, "Lockstep's protocol version");
+      compare(mine.backend, message.backend, info.rank, rank, "the backend asked for");
     } catch (const BadInput&) {
       refuse(*world.store, info, rank);
       throw;
     }
-    world.hosts.push_back(hello.host);
-    world.devices.push_back(words_of(hello.devices));
+    world.hosts.push_back(message.host);
+    world.devices.push_back(words_of(message.devices));
   };
-  static_cast<void>(exchange(
+  static_cast<void>(allgather_text(
       *world.store,
       {.prefix = "hello/", .rank = info.rank, .size = info.size, .purpose = "to call init()"},
       mine.text(), deadline.left(), check));

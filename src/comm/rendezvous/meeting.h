@@ -78,7 +78,7 @@ namespace lockstep::rendezvous {
 //
 // Keys of an exchange: "<prefix><rank>" holds the rank's text. Keys of a meeting: "<key>" counts
 // the ranks that have arrived; "<key>/all" is set once all have arrived.
-struct Exchange {
+struct AllgatherOptions {
   std::string prefix;  // of the keys; unique on this store
   int rank = 0;
   int size = 1;
@@ -90,25 +90,25 @@ struct Exchange {
 // Blocks until all ranks have published their texts, and returns the texts by rank. Calls
 // `check(rank, text)`, if given, for each text in rank order; `check` may throw. Throws Timeout:
 // "rank 0 of 3 timed out after 1m waiting for ranks 1, 2 to call init()".
-[[nodiscard]] std::vector<std::string> exchange(
-    Store& store, const Exchange& between, std::string_view mine, Duration timeout,
+[[nodiscard]] std::vector<std::string> allgather_text(
+    Store& store, const AllgatherOptions& between, std::string_view mine, Duration timeout,
     const std::function<void(int rank, const std::string& text)>& check = {});
 
 // Announces that this rank has arrived at `key`, where `count` ranks meet once. Returns true on the
 // last rank to arrive.
-bool come_to(Store& store, const std::string& key, int count);
+bool barrier_arrive(Store& store, const std::string& key, int count);
 // Returns true if all ranks have arrived.
-[[nodiscard]] bool have_all_come(Store& store, const std::string& key);
+[[nodiscard]] bool barrier_done(Store& store, const std::string& key);
 // Blocks until all ranks have arrived. Throws Timeout, which names the key.
-void wait_for_all(Store& store, const std::string& key, Deadline deadline);
+void barrier_wait(Store& store, const std::string& key, Deadline deadline);
 
-// Handshake: every rank publishes its world size, host, requested engine and usable devices, and
+// Handshake: every rank publishes its world size, host, requested backend and usable devices, and
 // compares the settings of all ranks.
 //
 // Keys, under "lockstep/<attempt>/": "round/<rank>" counts the calls of init() of one rank, so that
 // the n-th calls of all ranks meet; "<n>/hello/<rank>" holds five lines of that rank: world size,
-// version, engine, host, and the names of its devices, separated by spaces; "<n>/refused/<rank>" is
-// set if the rank fails because its lines differ from another rank's.
+// version, backend, host, and the names of its devices, separated by spaces; "<n>/refused/<rank>"
+// is set if the rank fails because its lines differ from another rank's.
 struct WorldInfo {
   std::shared_ptr<Store> store;    // the part of the store that belongs to these ranks
   std::vector<std::string> hosts;  // of each rank
@@ -118,11 +118,11 @@ struct WorldInfo {
   [[nodiscard]] bool is_one_host() const { return local_size == static_cast<int>(hosts.size()); }
 };
 
-// Blocks until all ranks have arrived. `engine` is the engine requested on this rank, or "";
+// Blocks until all ranks have arrived. `backend` is the backend requested on this rank, or "";
 // `devices` names the devices that it may use. Throws BadInput if the settings of two ranks differ,
 // and Timeout, which names the missing ranks.
 [[nodiscard]] WorldInfo handshake(const std::shared_ptr<Store>& store,
-                                  const rank_env::RankInfo& info, std::string_view engine,
+                                  const rank_env::RankInfo& info, std::string_view backend,
                                   std::span<const std::string> devices, Deadline deadline);
 
 // Wraps a store for ranks that are about to meet. A rank that waits in it for a rank that will

@@ -26,12 +26,12 @@ constexpr Duration between_looks = milliseconds(100);
 PeerRegistry::PeerRegistry(std::shared_ptr<Store> store, std::string group, int rank, int size,
                            std::string_view words, Duration join_timeout)
     : store_(std::move(store)), group_(std::move(group)), rank_(rank) {
-  auto texts = exchange(*store_,
-                        {.prefix = key("rank/"),
-                         .rank = rank,
-                         .size = size,
-                         .purpose = formatted("to join group {}", group_)},
-                        formatted("{}\n{}", sys::process_identity(), words), join_timeout);
+  auto texts = allgather_text(*store_,
+                              {.prefix = key("rank/"),
+                               .rank = rank,
+                               .size = size,
+                               .purpose = formatted("to join group {}", group_)},
+                              formatted("{}\n{}", sys::process_identity(), words), join_timeout);
   for (int other = 0; other < size; ++other) {
     const auto& text = texts[static_cast<std::size_t>(other)];
     auto end = std::min(text.find('\n'), text.size());
@@ -48,10 +48,10 @@ void PeerRegistry::meet(const std::string& place, int count, const std::atomic<b
                         Duration timeout) const {
   const auto deadline = Deadline::after(timeout);
   const auto at = key("at/" + place);
-  if (come_to(*store_, at, count)) return;
+  if (barrier_arrive(*store_, at, count)) return;
   Duration pause = milliseconds(1);
   auto look = Deadline::after(between_looks);
-  while (!have_all_come(*store_, at)) {
+  while (!barrier_done(*store_, at)) {
     if (stop) throw Aborted(formatted("group {}: ended while its ranks were connecting", group_));
     if (deadline.passed())
       throw Timeout(formatted("group {}: timed out after {} waiting for {} to connect ({})", group_,

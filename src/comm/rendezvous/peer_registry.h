@@ -1,4 +1,4 @@
-// PeerRegistry publishes the ranks' processes in the store, for engines that do not notice when a
+// PeerRegistry publishes the ranks' processes in the store, for backends that do not notice when a
 // peer ends: NCCL's kernels on one host would wait forever.
 //
 // Keys, under "lockstep/registry/<group>/": "rank/<rank>", a rank's process and its words;

@@ -38,7 +38,7 @@ namespace {
 namespace lockstep {
 
 GradientBucket::GradientBucket(std::string name, int number, bool is_last, at::Tensor buffer,
-                               std::shared_ptr<const std::vector<Place>> places,
+                               std::shared_ptr<const std::vector<BucketEntry>> places,
                                std::optional<Duration> timeout)
     : name_(std::move(name)),
       number_(number),
@@ -48,7 +48,7 @@ GradientBucket::GradientBucket(std::string name, int number, bool is_last, at::T
       timeout_(timeout) {}
 
 at::Tensor GradientBucket::gradient(int i) const {
-  const Place& own = place(i);
+  const BucketEntry& own = place(i);
   return buffer_.as_strided(own.sizes, own.strides, buffer_.storage_offset() + own.offset);
 }
 

@@ -97,10 +97,10 @@ class StateReader {
   std::size_t used_ = 0;
 };
 
-class DiLoCoState final : public data_parallel::OwnCopies {
+class DiLoCoState final : public data_parallel::LocalModelState {
  public:
   DiLoCoState(const ModuleRef& module, const Ranks& ranks, const DiLoCoOptions& options)
-      : OwnCopies(module, ranks, "DiLoCo", describe(options), options.timeout),
+      : LocalModelState(module, ranks, "DiLoCo", describe(options), options.timeout),
         options_(options),
         groups_(data_parallel::averaging_groups(group_, options.pseudo_gradients)) {
     for (const Group& own : {groups_.all, groups_.inside, groups_.across}) aborts(own);
@@ -211,7 +211,7 @@ class DiLoCoState final : public data_parallel::OwnCopies {
       for_parts(fragment, fragment.outer, [&](const NamedParameter& own, const at::Tensor& part) {
         outer.emplace(own.name, part);
       });
-    std::vector<Part> parts = OwnCopies::state_parts();
+    std::vector<Part> parts = LocalModelState::state_parts();
     for (Part& part : parts) {
       std::vector<std::string> names = part.aliases;
       names.push_back(part.name);

@@ -11,7 +11,7 @@
 #include "parallel/handle_state.h"
 #include "parallel/state_dict.h"
 
-#include <lockstep/dispatch/deferral.h>
+#include <lockstep/dispatch/deferred_init.h>
 #include <lockstep/parallel/join.h>
 
 #include <ATen/core/grad_mode.h>
@@ -26,7 +26,7 @@
 namespace lockstep::data_parallel {
 namespace {
 
-layout::PlanOptions limits_of(const DataParallelOptions& options) {
+layout::PlanOptions limits_of(const DistributedDataParallelOptions& options) {
   layout::PlanOptions limits{.first_bucket_bytes = options.first_bucket_bytes,
                              .bucket_bytes = options.bucket_bytes};
   if (!options.hook) limits.alone_bytes = options.in_place_bytes;
@@ -41,7 +41,8 @@ class BucketReducer final : public parallel::Reducer {
  public:
   // `parameters`: those that require grad. Not collective. The handle owns the group.
   BucketReducer(Group& group, std::vector<NamedParameter> parameters,
-                const DataParallelOptions& options, std::shared_ptr<parallel::WaitTime> waits)
+                const DistributedDataParallelOptions& options,
+                std::shared_ptr<parallel::WaitTime> waits)
       : group_(group),
         parameters_(std::move(parameters)),
         options_(options),
@@ -171,7 +172,7 @@ class BucketReducer final : public parallel::Reducer {
 
   Group& group_;
   std::vector<NamedParameter> parameters_;
-  DataParallelOptions options_;
+  DistributedDataParallelOptions options_;
   std::shared_ptr<parallel::WaitTime> waits_;
   std::vector<int> order_;
   GradientBuckets buckets_;
@@ -216,7 +217,7 @@ class StepJoinable final : public Joinable {
 
 // Returns the properties that must be equal on all ranks.
 std::vector<std::string> describe(const modules::ModuleTensors& tensors,
-                                  const DataParallelOptions& options) {
+                                  const DistributedDataParallelOptions& options) {
   std::vector<std::string> lines = data_parallel::lines_of(options);
   for (std::string& line : modules::lines_of(tensors)) lines.push_back(std::move(line));
   return lines;
@@ -227,7 +228,7 @@ std::vector<std::string> describe(const modules::ModuleTensors& tensors,
 class DataParallelState final : public parallel::WholeModuleState {
  public:
   DataParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
-                    std::optional<Mesh> mesh, const DataParallelOptions& options)
+                    std::optional<Mesh> mesh, const DistributedDataParallelOptions& options)
       : WholeModuleState(*module, std::move(group), options.ignored),
         module_(std::move(module)),
         mesh_(std::move(mesh)),
@@ -323,13 +324,13 @@ DistributedDataParallel::DistributedDataParallel(const ModuleRef& module, const 
 
 namespace lockstep::data_parallel {
 
-void check_options(const DataParallelOptions& options) {
+void check_options(const DistributedDataParallelOptions& options) {
   check(options.bucket_bytes >= 1 && options.first_bucket_bytes >= 1 && options.in_place_bytes >= 1,
         "DistributedDataParallel: bucket sizes must be positive, found {}, {} and {} bytes",
         options.bucket_bytes, options.first_bucket_bytes, options.in_place_bytes);
 }
 
-std::vector<std::string> lines_of(const DataParallelOptions& options) {
+std::vector<std::string> lines_of(const DistributedDataParallelOptions& options) {
   std::vector<std::string> lines = {
       formatted("option bucket_bytes = {}", options.bucket_bytes),
       formatted("option first_bucket_bytes = {}", options.first_bucket_bytes),

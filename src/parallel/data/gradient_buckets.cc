@@ -109,7 +109,7 @@ const at::Tensor& GradientBuckets::view(int i) {
 
 bool GradientBuckets::holds_gradient(int i) const {
   if (buckets_.empty()) return false;
-  const Place& place = places_[static_cast<std::size_t>(i)];
+  const BucketEntry& place = places_[static_cast<std::size_t>(i)];
   const std::optional<parallel::Bucket>& own = buckets_[place.bucket];
   return own && own->holds(place.entry, parameter(i).grad(), parameter(i));
 }
@@ -239,7 +239,7 @@ void GradientBuckets::run_hook(const std::function<void()>& run, const parallel:
 
 GradientBucket GradientBuckets::bucket_of_hook(std::size_t number) const {
   const parallel::Bucket& bucket = *buckets_[number];
-  auto places = std::make_shared<std::vector<GradientBucket::Place>>();
+  auto places = std::make_shared<std::vector<GradientBucket::BucketEntry>>();
   for (std::size_t entry = 0; entry < plan_[number].size(); ++entry) {
     const NamedParameter& named = parameters_[static_cast<std::size_t>(plan_[number][entry])];
     at::Tensor view = bucket.view(static_cast<int>(entry), named.tensor);

@@ -82,7 +82,7 @@ class GradientBuckets {
   [[nodiscard]] parallel::StepStatus status() const;
 
  private:
-  struct Place {
+  struct BucketEntry {
     std::size_t bucket = 0;
     int entry = 0;
     at::Tensor view;  // the tensor given out as .grad
@@ -98,7 +98,7 @@ class GradientBuckets {
   [[nodiscard]] at::Tensor reduced(std::size_t number);
   [[nodiscard]] bool can_be_reduced_in_place(int i) const;
   [[nodiscard]] const at::Tensor& view(int i);
-  [[nodiscard]] Place& place(int i) { return places_[static_cast<std::size_t>(i)]; }
+  [[nodiscard]] BucketEntry& place(int i) { return places_[static_cast<std::size_t>(i)]; }
   [[nodiscard]] const at::Tensor& parameter(int i) const {
     return parameters_[static_cast<std::size_t>(i)].tensor;
   }
@@ -122,7 +122,7 @@ class GradientBuckets {
   // never copied.
   std::vector<std::optional<parallel::Bucket>> buckets_;
   std::vector<c10::Device> devices_;  // by bucket
-  std::vector<Place> places_;         // by parameter
+  std::vector<BucketEntry> places_;   // by parameter
 
   std::vector<std::size_t> awaited_;  // by bucket: number of gradients that are missing
   std::size_t posted_ = 0;            // buckets

@@ -147,10 +147,10 @@ std::vector<std::string> describe(const LocalSgdOptions& options) {
   return {formatted("option period = {}", options.period)};
 }
 
-class LocalSgdState final : public data_parallel::OwnCopies {
+class LocalSgdState final : public data_parallel::LocalModelState {
  public:
   LocalSgdState(const ModuleRef& module, const Ranks& ranks, const LocalSgdOptions& options)
-      : OwnCopies(module, ranks, "LocalSgd", describe(options), options.timeout),
+      : LocalModelState(module, ranks, "LocalSgd", describe(options), options.timeout),
         options_(options),
         is_trained_(parameters_.size()),
         averager_({}, {{options.period, group_}}) {

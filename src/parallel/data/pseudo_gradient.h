@@ -41,7 +41,7 @@ struct AveragingGroups {
 // the numbers. Between hosts, a part is averaged by a reduce_scatter and an all_gather in int8:
 // each rank receives all ranks' numbers of its share (whole blocks), adds them in float32 in rank
 // order, divides, and sends the result to all ranks. So all ranks have bit-identical results, on
-// every engine.
+// every backend.
 class PseudoGradientAverage {
  public:
   PseudoGradientAverage() = default;

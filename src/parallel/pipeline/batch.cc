@@ -89,7 +89,7 @@ enum Rows : std::int64_t {
 };
 
 // The values that each rank contributes.
-struct Told {
+struct BatchInfo {
   std::int64_t inputs = 0;   // rows
   std::int64_t targets = 0;  // rows
   std::int64_t sizes = 0;
@@ -97,7 +97,7 @@ struct Told {
   std::int64_t call = 0;
   std::int64_t fewest_rows = 0;
 };
-constexpr std::int64_t told_numbers = sizeof(Told) / sizeof(std::int64_t);
+constexpr std::int64_t batch_info_numbers = sizeof(BatchInfo) / sizeof(std::int64_t);
 
 std::int64_t rows_in(const Tensors* tensors, StepKind kind) {
   if (tensors == nullptr) return Rows::not_here;
@@ -125,7 +125,7 @@ std::int64_t call_of(StepKind kind, bool stays_local) {
 }
 
 // Without this check, messages of different kinds of calls could be exchanged.
-void check_same_call(std::span<const Told> ranks) {
+void check_same_call(std::span<const BatchInfo> ranks) {
   for (std::size_t rank = 1; rank < ranks.size(); ++rank)
     if (ranks[rank].call != ranks[0].call)
       throw Mismatch(formatted("pipeline: rank 0 called {} where rank {} called {}",
@@ -166,16 +166,16 @@ void check_rows(const std::string& what, const std::string& where, std::int64_t 
 Batch::Batch(Group& group, StepKind kind, BatchView given, int micro_batches, int first_rank,
              int last_rank, std::optional<Duration> timeout)
     : given_(given), micro_batches_(micro_batches) {
-  Told own{.inputs = rows_in(given.inputs, kind),
-           .targets = rows_in(given.targets, kind),
-           .sizes = static_cast<std::int64_t>(fingerprint_of_sizes(given.inputs)),
-           .trained = static_cast<std::int64_t>(given.trained),
-           .call = call_of(kind, given.stays_local),
-           .fewest_rows = given.fewest_rows};
-  std::vector<Told> told(static_cast<std::size_t>(group.size()));
+  BatchInfo own{.inputs = rows_in(given.inputs, kind),
+                .targets = rows_in(given.targets, kind),
+                .sizes = static_cast<std::int64_t>(fingerprint_of_sizes(given.inputs)),
+                .trained = static_cast<std::int64_t>(given.trained),
+                .call = call_of(kind, given.stays_local),
+                .fewest_rows = given.fewest_rows};
+  std::vector<BatchInfo> told(static_cast<std::size_t>(group.size()));
   group
-      .all_gather(at::from_blob(told.data(), {group.size(), told_numbers}, at::kLong),
-                  at::from_blob(&own, {told_numbers}, at::kLong),
+      .all_gather(at::from_blob(told.data(), {group.size(), batch_info_numbers}, at::kLong),
+                  at::from_blob(&own, {batch_info_numbers}, at::kLong),
                   {.tag = "rows of a batch", .timeout = timeout})
       .wait();
   check_same_call(told);
@@ -203,7 +203,7 @@ Batch::Batch(Group& group, StepKind kind, BatchView given, int micro_batches, in
                                kind == StepKind::train ? 1 : 0);
   kind_ = combine_fingerprints(kind_, static_cast<std::uint64_t>(micro_batches_));
   if (kind != StepKind::train) return;
-  for (const Told& rank : told)
+  for (const BatchInfo& rank : told)
     kind_ = combine_fingerprints(kind_, static_cast<std::uint64_t>(rank.trained));
 }
 

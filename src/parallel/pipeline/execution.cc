@@ -39,7 +39,7 @@ Tensors only_with_gradient(const Tensors& tensors) {
 void Execution::run(const std::vector<Action>& actions, std::optional<Action>& now) {
   for (const Action& action : actions) {
     now = action;
-    mailbox_.begin(action);
+    p2p_.begin(action);
     switch (action.compute) {
       case Compute::forward:
         forward(action);
@@ -53,7 +53,7 @@ void Execution::run(const std::vector<Action>& actions, std::optional<Action>& n
     }
   }
   now.reset();
-  mailbox_.finish();
+  p2p_.finish();
 }
 
 template <typename Body>
@@ -133,12 +133,12 @@ void Execution::weight(const Action& action) {
 
 void Execution::pass(const Result& result, Tensors tensors) {
   const int next = result.is_gradient ? result.stage - 1 : result.stage + 1;
-  if (!parts_.stages.contains(next)) return mailbox_.send(result, tensors);
+  if (!parts_.stages.contains(next)) return p2p_.send(result, tensors);
   here_[result.key()] = result.is_gradient ? std::move(tensors) : as_leaves(tensors);
 }
 
 Tensors Execution::take(const Result& result, int stage) {
-  if (!parts_.stages.contains(stage)) return mailbox_.receive(result);
+  if (!parts_.stages.contains(stage)) return p2p_.receive(result);
   return std::move(here_.extract(result.key()).mapped());
 }
 
@@ -176,17 +176,18 @@ std::string tag_of(const plan::Result& result) {
 
 }  // namespace
 
-Mailbox::Mailbox(Group& group, std::span<const plan::Action> order, const std::vector<int>& ranks,
-                 const Batch& batch, SpecBook& book, MailboxOptions options)
+P2PExchange::P2PExchange(Group& group, std::span<const plan::Action> order,
+                         const std::vector<int>& ranks, const Batch& batch, SpecCache& book,
+                         MailboxOptions options)
     : group_(group), order_(order), ranks_(ranks), batch_(batch), book_(book), options_(options) {}
 
-std::optional<int> Mailbox::destination_of(const plan::Result& result) const {
+std::optional<int> P2PExchange::destination_of(const plan::Result& result) const {
   const int next = result.is_gradient ? result.stage - 1 : result.stage + 1;
   if (next < 0 || next >= static_cast<int>(ranks_.size())) return std::nullopt;
   return rank_of(next);
 }
 
-void Mailbox::begin(const plan::Action& own) {
+void P2PExchange::begin(const plan::Action& own) {
   for (; order_[next_] != own; ++next_) {
     const plan::Action& other = order_[next_];
     if (other.compute == plan::Compute::weight) continue;
@@ -196,7 +197,7 @@ void Mailbox::begin(const plan::Action& own) {
   ++next_;
 }
 
-void Mailbox::send(const plan::Result& result, const Tensors& tensors) {
+void P2PExchange::send(const plan::Result& result, const Tensors& tensors) {
   const auto destination = destination_of(result);
   if (!destination || destination == group_.rank()) return;
   drop_arrived();
@@ -214,14 +215,14 @@ void Mailbox::send(const plan::Result& result, const Tensors& tensors) {
     sent_.push_back(group_.send(tensor.detach(), *destination, call(tag)));
 }
 
-Tensors Mailbox::receive(const plan::Result& result) {
+Tensors P2PExchange::receive(const plan::Result& result) {
   Expected expected = std::move(expected_.extract(result.key()).mapped());
   for (Work& work : expected.works) work.wait();
   drop_arrived();
   return std::move(expected.tensors);
 }
 
-void Mailbox::post_receive(const plan::Result& result) {
+void P2PExchange::post_receive(const plan::Result& result) {
   const int source = rank_of(result.stage);
   const std::string tag = tag_of(result);
   Expected& expected = expected_[result.key()];
@@ -235,13 +236,13 @@ void Mailbox::post_receive(const plan::Result& result) {
   }
 }
 
-SpecBook::key_type Mailbox::place_of(const plan::Result& result) const {
+SpecCache::key_type P2PExchange::place_of(const plan::Result& result) const {
   return {result.is_gradient ? result.stage - 1 : result.stage,
           batch_.rows_of(result.micro_batch).length()};
 }
 
-const Specs& Mailbox::specs_for(const plan::Result& result, int source) {
-  const SpecBook::key_type place = place_of(result);
+const Specs& P2PExchange::specs_for(const plan::Result& result, int source) {
+  const SpecCache::key_type place = place_of(result);
   const auto known = book_.find(place);
   if (known != book_.end()) return known->second;
   const std::string tag = tag_of(result);
@@ -250,7 +251,7 @@ const Specs& Mailbox::specs_for(const plan::Result& result, int source) {
   return book_[place] = specs_in(message, tag);
 }
 
-void Mailbox::drop_arrived() {
+void P2PExchange::drop_arrived() {
   std::erase_if(sent_, [](Work& work) {
     if (!work.done()) return false;
     work.wait();
@@ -258,7 +259,7 @@ void Mailbox::drop_arrived() {
   });
 }
 
-void Mailbox::finish() {
+void P2PExchange::finish() {
   for (Work& work : sent_) work.wait();
   sent_.clear();
 }

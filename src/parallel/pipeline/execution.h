@@ -24,7 +24,7 @@
 
 namespace lockstep::pipeline {
 
-// Mailbox: the messages of one step between this rank and the others.
+// P2PExchange: the messages of one step between this rank and the others.
 //
 // The schedule determines the messages: the result of an action is sent to the rank that needs it.
 // All ranks post in one order (plan/walk.h): at the position of an action that another rank
@@ -36,19 +36,19 @@ namespace lockstep::pipeline {
 // and is kept.
 
 // The tensors that the forwards of one kind of step pass on, by stage and rows of the micro-batch.
-using SpecBook = std::map<std::pair<int, std::int64_t>, Specs>;
+using SpecCache = std::map<std::pair<int, std::int64_t>, Specs>;
 
 struct MailboxOptions {
   c10::Device device = c10::kCPU;
   std::optional<Duration> timeout = std::nullopt;
 };
 
-class Mailbox {
+class P2PExchange {
  public:
   // `order`: the actions of all ranks in this step, as plan::posting_order() returns them. `ranks`:
   // the rank of each stage. All arguments but the options must outlive this object.
-  Mailbox(Group& group, std::span<const plan::Action> order, const std::vector<int>& ranks,
-          const Batch& batch, SpecBook& book, MailboxOptions options);
+  P2PExchange(Group& group, std::span<const plan::Action> order, const std::vector<int>& ranks,
+              const Batch& batch, SpecCache& book, MailboxOptions options);
 
   // Posts the receives that precede an action of this rank in the order. Blocks for descriptions
   // that the book lacks. Call before each own action.
@@ -73,7 +73,7 @@ class Mailbox {
   void post_receive(const plan::Result& result);
   // Returns the entry of the book that describes a result's tensors: the result is either their
   // values or their gradients.
-  [[nodiscard]] SpecBook::key_type place_of(const plan::Result& result) const;
+  [[nodiscard]] SpecCache::key_type place_of(const plan::Result& result) const;
   [[nodiscard]] const Specs& specs_for(const plan::Result& result, int source);
   // Frees messages that have arrived before the step ends. Throws the error of a message that
   // failed.
@@ -86,7 +86,7 @@ class Mailbox {
   const std::span<const plan::Action> order_;
   const std::vector<int>& ranks_;  // of stages
   const Batch& batch_;
-  SpecBook& book_;
+  SpecCache& book_;
   const MailboxOptions options_;
   std::size_t next_ = 0;                                  // in the order
   std::unordered_map<std::uint64_t, Expected> expected_;  // by plan::Result::key()
@@ -104,13 +104,9 @@ class Execution {
  public:
   // `schedule`: of this step; only forwards unless it is a training step. All arguments must
   // outlive this object.
-  Execution(const plan::Schedule& schedule, const Batch& batch, StepKind kind, Mailbox& mailbox,
+  Execution(const plan::Schedule& schedule, const Batch& batch, StepKind kind, P2PExchange& p2p,
             ExecutionParts parts)
-      : schedule_(schedule),
-        batch_(batch),
-        kind_(kind),
-        mailbox_(mailbox),
-        parts_(std::move(parts)) {}
+      : schedule_(schedule), batch_(batch), kind_(kind), p2p_(p2p), parts_(std::move(parts)) {}
 
   // Runs this rank's actions. `now` is the current one, for messages.
   void run(const std::vector<plan::Action>& actions, std::optional<plan::Action>& now);
@@ -143,7 +139,7 @@ class Execution {
   const plan::Schedule& schedule_;
   const Batch& batch_;
   const StepKind kind_;
-  Mailbox& mailbox_;
+  P2PExchange& p2p_;
   ExecutionParts parts_;
   std::map<std::uint64_t, Tensors> here_;  // passed between stages of this rank
   std::map<int, at::Tensor> losses_;       // by micro-batch, until its backward; without history

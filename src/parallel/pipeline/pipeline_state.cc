@@ -1,8 +1,8 @@
 #include "parallel/pipeline/pipeline_state.h"
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/fingerprint.h"
-#include "base/visible.h"
 #include "comm/init/connect.h"
 #include "dispatch/key.h"
 #include "dispatch/part.h"
@@ -29,7 +29,7 @@ using pipeline::StepKind;
 
 // Maximum kinds of batches whose sizes are cached. When it is exceeded, every rank clears its
 // cache.
-constexpr std::size_t most_books = 64;
+constexpr std::size_t most_cached = 64;
 
 // Returns the directions of the messages between stages, whose ranks are given.
 Directions directions_between(const std::vector<int>& ranks) {
@@ -98,7 +98,7 @@ PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
       {is_first ? &inputs : nullptr, is_last && kind != StepKind::forward ? &targets : nullptr,
        trained(), !requires_gradient_sync(), fewest_rows},
       schedule_.micro_batches, first, last, options_.timeout);
-  Doing now;
+  Progress now;
   try {
     return run(kind, batch, now);
   } catch (const std::exception& error) {
@@ -110,7 +110,8 @@ PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
   }
 }
 
-PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& batch, Doing& now) {
+PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& batch,
+                                         Progress& now) {
   const bool trains = kind == StepKind::train;
   now.part = "the exchange of tied values";
   ties_.send_values(group_, options_.timeout);
@@ -126,18 +127,18 @@ PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& b
 }
 
 PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batch& batch,
-                                             Doing& now) {
-  if (books_.size() >= most_books && !books_.contains(batch.kind())) books_.clear();
+                                             Progress& now) {
+  if (spec_cache_.size() >= most_cached && !spec_cache_.contains(batch.kind())) spec_cache_.clear();
   const bool trains = kind == StepKind::train;
   const plan::Schedule forwards =
       trains ? plan::Schedule() : plan::forward_only(schedule_, batch.micro_batches());
   const plan::Schedule& schedule = trains ? schedule_ : forwards;
   const std::vector<plan::Action> order = trains ? order_ : plan::posting_order(schedule);
   const auto& actions = schedule.ranks[static_cast<std::size_t>(group_.rank())];
-  pipeline::Mailbox mailbox(group_, order, ranks_, batch, books_[batch.kind()],
+  pipeline::P2PExchange p2p(group_, order, ranks_, batch, spec_cache_[batch.kind()],
                             {.device = device(), .timeout = options_.timeout});
   pipeline::Execution execution(
-      schedule, batch, kind, mailbox,
+      schedule, batch, kind, p2p,
       {runs_, loss_, [this](const plan::Action& action) { stages_->before_backward(action); }});
   if (trains) stages_->begin_step(actions, /*stays_local=*/!requires_gradient_sync());
   execution.run(actions, now.action);
@@ -150,15 +151,15 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
 }
 
 // Notifies the other ranks, and drops the state of the step.
-void PipelineState::fail(const Doing& now, const char* what) noexcept {
+void PipelineState::fail(const Progress& now, const char* what) noexcept {
   try {
     const std::string part = now.action ? plan::text_of(*now.action) : now.part;
-    abort(formatted("{} of the pipeline failed: {}", part, visible_line(what, 2000)));
+    abort(formatted("{} of the pipeline failed: {}", part, escaped_line(what, 2000)));
   } catch (...) {
     abort("a pipeline failed");  // no memory for more
   }
   stages_->end_step();
-  books_.clear();
+  spec_cache_.clear();
   for (auto& [stage, run] : runs_) run.clear();
 }
 

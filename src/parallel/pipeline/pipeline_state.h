@@ -104,13 +104,13 @@ class PipelineState final : public parallel::CompositeState {
   void take_parameters();
   [[nodiscard]] std::uint64_t trained() const;
   // The action that a rank is executing, for messages.
-  struct Doing {
+  struct Progress {
     const char* part = "the beginning";
     std::optional<plan::Action> action = std::nullopt;
   };
-  Result run(pipeline::StepKind kind, const pipeline::Batch& batch, Doing& now);
-  Result execute(pipeline::StepKind kind, const pipeline::Batch& batch, Doing& now);
-  void fail(const Doing& now, const char* what) noexcept;
+  Result run(pipeline::StepKind kind, const pipeline::Batch& batch, Progress& now);
+  Result execute(pipeline::StepKind kind, const pipeline::Batch& batch, Progress& now);
+  void fail(const Progress& now, const char* what) noexcept;
   // Returns true if a part belongs to this rank and this is the first call for it.
   using IsOwn = std::function<bool(const Part&)>;
   [[nodiscard]] IsOwn own_parts() const;
@@ -131,8 +131,8 @@ class PipelineState final : public parallel::CompositeState {
   const PipelineOptions options_;
   bool is_alone_ = true;  // no handle of a strategy trains a stage
   std::optional<pipeline::OwnParameters> parameters_;
-  std::unordered_map<std::uint64_t, pipeline::SpecBook> books_;  // by kind of batch
-  std::map<pipeline::StepKind, at::ScalarType> device_losses_;   // dtypes of losses on a device
+  std::unordered_map<std::uint64_t, pipeline::SpecCache> spec_cache_;  // by kind of batch
+  std::map<pipeline::StepKind, at::ScalarType> device_losses_;  // dtypes of losses on a device
   Pipeline::Measured measured_;
   double waited_ = 0;
 };

@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "dispatch/autograd_node.h"
-#include "dispatch/recompute/recomputation.h"
+#include "dispatch/recompute/activation_checkpoint_state.h"
 #include "global/global_tensor.h"
 
 #include <ATen/core/grad_mode.h>

@@ -8,7 +8,7 @@
 #include "parallel/pipeline/split.h"
 #include "parallel/state_dict.h"
 
-#include <lockstep/dispatch/deferral.h>
+#include <lockstep/dispatch/deferred_init.h>
 #include <lockstep/plan/schedule.h>
 
 #include <algorithm>

@@ -130,8 +130,8 @@ Share::Share(std::span<const Key> keys, std::span<const Piece> pieces, Kind kind
     const Piece& piece = pieces[number];
     const Key& key = keys[static_cast<std::size_t>(piece.key)];
     if (kind != Kind::all && key.by_rows != (kind == Kind::by_rows)) continue;
-    Place place{number, bytes_, piece.rows.length() * key.row_bytes(),
-                static_cast<at::ScalarType>(key.dtype), sizes_of(key, piece)};
+    BufferSlot place{number, bytes_, piece.rows.length() * key.row_bytes(),
+                     static_cast<at::ScalarType>(key.dtype), sizes_of(key, piece)};
     bytes_ = layout::round_up(bytes_ + place.bytes, 64);
     places_.push_back(std::move(place));
   }
@@ -140,7 +140,7 @@ Share::Share(std::span<const Key> keys, std::span<const Piece> pieces, Kind kind
 at::Tensor Share::make_buffer() const { return at::empty({bytes_}, at::kByte); }
 
 at::Tensor Share::view(const at::Tensor& buffer, std::size_t i) const {
-  const Place& place = places_[i];
+  const BufferSlot& place = places_[i];
   return buffer.narrow(0, place.offset, place.bytes).view(place.dtype).view(place.sizes);
 }
 

@@ -77,14 +77,14 @@ class Share {
   [[nodiscard]] at::Tensor view(const at::Tensor& buffer, std::size_t i) const;
 
  private:
-  struct Place {
+  struct BufferSlot {
     std::size_t number = 0;
     std::int64_t offset = 0;
     std::int64_t bytes = 0;
     at::ScalarType dtype = at::kFloat;
     std::vector<std::int64_t> sizes;
   };
-  std::vector<Place> places_;
+  std::vector<BufferSlot> places_;
   std::int64_t bytes_ = 0;
 };
 

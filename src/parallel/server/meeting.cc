@@ -15,7 +15,7 @@
 #include "sys/socket_address.h"
 #include "sys/topology.h"
 
-#include <lockstep/comm/together.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 #include <lockstep/store/open.h>
 #include <lockstep/store/prefix_store.h>
 
@@ -43,10 +43,10 @@ std::string take_field(std::string_view& text) {
   return field;
 }
 
-Place place_in(const rank_env::RankInfo& info, const std::vector<int>& server_ranks,
-               Duration join_timeout) {
+Role place_in(const rank_env::RankInfo& info, const std::vector<int>& server_ranks,
+              Duration join_timeout) {
   const auto found = std::ranges::find(server_ranks, info.rank);
-  Place place;
+  Role place;
   place.meeting.servers = static_cast<int>(server_ranks.size());
   place.meeting.workers = info.size - place.meeting.servers;
   place.meeting.join_timeout = join_timeout;
@@ -133,14 +133,14 @@ void check_meeting(const Meeting& meeting) {
         meeting.backend);
 }
 
-Place place_of_rank(int servers, Duration join_timeout) {
+Role role_of_rank(int servers, Duration join_timeout) {
   check_input(servers >= 1, "parameter server: expected at least 1 server, found {}", servers);
   std::vector<int> ranks(static_cast<std::size_t>(servers));
   std::iota(ranks.begin(), ranks.end(), 0);
-  return place_of_rank(ranks, join_timeout);
+  return role_of_rank(ranks, join_timeout);
 }
 
-Place place_of_rank(const std::vector<int>& server_ranks, Duration join_timeout) {
+Role role_of_rank(const std::vector<int>& server_ranks, Duration join_timeout) {
   const rank_env::RankInfo info = rank_env::detect_rank();
   rank_env::watch_agent();
   check_input(info.size > 1,
@@ -197,7 +197,7 @@ GroupMeeting meet_in_group(Group& group, int servers) {
   const std::optional<std::string> other = another_host(group);
   GroupMeeting met;
   std::string address, secret;
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     if (!group.is_root()) return;
     secret = new_secret();
     const std::string host = other ? sys::address_towards(*other) : "127.0.0.1";
@@ -212,7 +212,7 @@ GroupMeeting meet_in_group(Group& group, int servers) {
   met.place.meeting.servers = servers;
   met.place.meeting.workers = workers;
   met.place.meeting.timeout = group.timeout();
-  together(group, [&] {
+  run_on_all_or_fail(group, [&] {
     met.place.meeting.store = std::make_shared<PrefixStore>(
         "ps/", open_store(address, secret, met.place.meeting.join_timeout));
   });

@@ -35,7 +35,7 @@ struct Announcement {
 // Returns "servers 1, workers 3, stale_synchronous, staleness 4".
 [[nodiscard]] std::string describe_options(const Meeting& meeting, const ServerOptions& options);
 
-// Returns the engine between two processes: the meeting's choice, else shm within a host and gloo
+// Returns the backend between two processes: the meeting's choice, else shm within a host and gloo
 // between hosts.
 [[nodiscard]] std::string backend_between(const Meeting& meeting, const Announcement& a,
                                           const Announcement& b);
@@ -51,12 +51,12 @@ inline constexpr std::string_view run_is_over = "over";
 [[nodiscard]] std::string pair_prefix(std::int64_t join, int server);
 
 // Throws InvalidArgument in one line for counts below 1, times that are not positive, a missing
-// store, or an engine that is neither shm nor gloo.
+// store, or a backend that is neither shm nor gloo.
 void check_meeting(const Meeting& meeting);
 
 // A meeting of servers and workers that already share a group: its last ranks are servers.
 struct GroupMeeting {
-  Place place;
+  Role place;
   // On rank 0: the server of the meeting's store. It must outlive every server and worker.
   std::unique_ptr<StoreServer> store_server;
 };

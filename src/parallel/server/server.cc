@@ -1,11 +1,11 @@
 #include <lockstep/parallel/server/server.h>
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/scope_exit.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "parallel/server/connection.h"
 #include "parallel/server/meeting.h"
 #include "parallel/server/server_state.h"
@@ -162,7 +162,7 @@ class Session {
                                   static_cast<std::int64_t>(c10::elementSize(
                                       static_cast<at::ScalarType>(is_dtype ? key.dtype : 0))),
                   "parameter server {}: worker {} has {} of dtype {} with elements of size {}",
-                  number_, worker_, visible(key.name), key.dtype, key.element_bytes);
+                  number_, worker_, escaped(key.name), key.dtype, key.element_bytes);
     }
     return keys;
   }

@@ -12,7 +12,7 @@
 #include "sys/mapped_file.h"
 #include "sys/topology.h"
 
-#include <lockstep/dispatch/deferral.h>
+#include <lockstep/dispatch/deferred_init.h>
 #include <lockstep/dispatch/part.h>
 
 #include <ATen/ops/empty.h>

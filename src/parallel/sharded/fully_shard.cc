@@ -17,7 +17,7 @@
 #include "parallel/state_dict.h"
 #include "sys/heap.h"
 
-#include <lockstep/dispatch/deferral.h>
+#include <lockstep/dispatch/deferred_init.h>
 #include <lockstep/dispatch/part.h>
 #include <lockstep/parallel/join.h>
 #include <lockstep/parallel/sharded/deferred.h>

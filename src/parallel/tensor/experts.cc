@@ -3,7 +3,7 @@
 #include "global/spec.h"
 #include "models/grouped_linear.h"
 #include "module/tensors.h"
-#include "parallel/tensor/parted_tensor.h"
+#include "parallel/tensor/tensor_parallel_parameter.h"
 
 #include <lockstep/comm/functional.h>
 #include <lockstep/global/tensor.h>
@@ -231,8 +231,8 @@ SeparateTensors separate_experts(torch::nn::Module& module) {
     add({.name = name, .tensor = tensor, .aliases = aliases});
   for (const auto& [name, tensor] : tensors.buffers)
     add({.name = name, .tensor = tensor, .kind = PartKind::buffer});
-  return {.rest = module_of_parts(rest),
-          .experts = experts.empty() ? nullptr : module_of_parts(experts)};
+  return {.rest = module_of_shards(rest),
+          .experts = experts.empty() ? nullptr : module_of_shards(experts)};
 }
 
 TensorPlan plan_of_experts(const torch::nn::Module& experts) {

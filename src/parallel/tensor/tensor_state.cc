@@ -8,7 +8,7 @@
 #include "module/checks.h"
 #include "module/tensors.h"
 #include "parallel/state_dict.h"
-#include "parallel/tensor/parted_tensor.h"
+#include "parallel/tensor/tensor_parallel_parameter.h"
 
 #include <lockstep/global/tensor.h>
 
@@ -95,16 +95,16 @@ void TensorParallelState::part_all(const TensorCut& how) {
   set_hints(how, planned);
   const auto ranks = std::make_shared<ShardGroup>(kept_group_);
   for (const auto& [parameter, placement, pattern] : planned)
-    parted_.push_back(tensor_parallel::part_tensor(
+    sharded_.push_back(tensor_parallel::shard_parameter(
         {.name = parameter.name, .tensor = parameter.tensor, .aliases = parameter.aliases},
         placement, tensors_, ranks));
   for (const auto& [name, tensor] : tensors.buffers)
-    parted_.push_back(tensor_parallel::part_tensor(
+    sharded_.push_back(tensor_parallel::shard_parameter(
         {.name = name, .tensor = tensor, .kind = PartKind::buffer}, Replicate(), tensors_, ranks));
-  for (std::size_t i = 0; i < parted_.size(); ++i) {
-    place_.emplace(parted_[i].tensor.unsafeGetTensorImpl(), i);
-    for (std::size_t leaf = 0; leaf < parted_[i].parts.size(); ++leaf)
-      for (std::string& name : tensor_parallel::names_of_leaf(parted_[i].parts[leaf], leaf))
+  for (std::size_t i = 0; i < sharded_.size(); ++i) {
+    place_.emplace(sharded_[i].tensor.unsafeGetTensorImpl(), i);
+    for (std::size_t leaf = 0; leaf < sharded_[i].parts.size(); ++leaf)
+      for (std::string& name : tensor_parallel::names_of_leaf(sharded_[i].parts[leaf], leaf))
         number_.emplace(std::move(name), i);
   }
 }
@@ -134,9 +134,10 @@ void TensorParallelState::set_hints(const TensorCut& how,
 // frees the unsharded memory immediately.
 void TensorParallelState::hold_parts() {
   std::vector<Part> all;
-  for (const PartedTensor& one : parted_) all.insert(all.end(), one.parts.begin(), one.parts.end());
-  parts_ = tensor_parallel::module_of_parts(all);
-  for (PartedTensor& one : parted_)
+  for (const TensorParallelParameter& one : sharded_)
+    all.insert(all.end(), one.parts.begin(), one.parts.end());
+  parts_ = tensor_parallel::module_of_shards(all);
+  for (TensorParallelParameter& one : sharded_)
     if (!one.is_buffer()) held_.emplace_back(one);
 }
 
@@ -152,7 +153,7 @@ void TensorParallelState::train(Handle of_parts) {
       check(number_.contains(part.name),
             "parallelize: expected a handle for the module of parts, found one with {}", part.name);
     add_child(handle_);
-    for (PartedTensor& one : parted_) one.context_ranks = context_ranks_of(tensors_);
+    for (TensorParallelParameter& one : sharded_) one.context_ranks = context_ranks_of(tensors_);
   }
   attach_all();
   is_trained_ = true;
@@ -164,7 +165,7 @@ std::string TensorParallelState::take_parts() {
   std::string apart;
   std::size_t next = 0;
   const auto held = std::exchange(held_, {});
-  for (PartedTensor& one : parted_) {
+  for (TensorParallelParameter& one : sharded_) {
     if (one.is_buffer() || held.empty()) continue;
     if (!held[next++].end(one)) apart = one.name();
     is_divided_ = is_divided_ || one.is_divided;
@@ -177,9 +178,9 @@ void TensorParallelState::attach_all() {
   if (is_divided_)
     for (const Part& part : handle_.named_parameters())
       divided[number_.at(part.name)].push_back(part.tensor);
-  for (std::size_t i = 0; i < parted_.size(); ++i) {
-    attach(parted_[i], tensors_, divided[i]);
-    connect(parted_[i], marks_, divided[i]);
+  for (std::size_t i = 0; i < sharded_.size(); ++i) {
+    attach(sharded_[i], tensors_, divided[i]);
+    connect(sharded_[i], marks_, divided[i]);
   }
   watch_ = std::make_shared<const modules::ModuleWatch>(*module_, std::vector<std::string>(),
                                                         "parallelize() was called");
@@ -201,13 +202,13 @@ void TensorParallelState::detach() {
   clock_.reset();
   watch_.reset();
   marks_->clear();
-  for (PartedTensor& parted : parted_) disconnect(parted);
+  for (TensorParallelParameter& sharded : sharded_) disconnect(sharded);
 }
 
 // Renames the parts of handle_, which are parts of leaves, to the names of the module's tensors.
 std::vector<Part> TensorParallelState::own_parts(std::vector<Part> parts) const {
   for (Part& part : parts) {
-    const PartedTensor& one = parted_[number_.at(part.name)];
+    const TensorParallelParameter& one = sharded_[number_.at(part.name)];
     part.name = one.name();
     part.aliases = one.parts.front().aliases;
   }
@@ -221,7 +222,7 @@ std::vector<Part> TensorParallelState::own_state(std::vector<Part> parts) const 
   for (NamedParameter& entry : modules::state_entries(*module_))
     entries.emplace(entry.tensor.unsafeGetTensorImpl(), std::move(entry));
   for (Part& part : parts) {
-    const PartedTensor& one = parted_[number_.at(part.name)];
+    const TensorParallelParameter& one = sharded_[number_.at(part.name)];
     const NamedParameter& entry = entries.at(one.tensor.unsafeGetTensorImpl());
     part.name = entry.name;
     part.aliases = entry.aliases;
@@ -232,8 +233,8 @@ std::vector<Part> TensorParallelState::own_state(std::vector<Part> parts) const 
 std::vector<Part> TensorParallelState::named_parameters() const {
   if (is_divided_) return own_parts(CompositeState::named_parameters());
   std::vector<Part> list;
-  for (const PartedTensor& parted : parted_)
-    if (!parted.is_buffer()) list.insert(list.end(), parted.parts.begin(), parted.parts.end());
+  for (const TensorParallelParameter& sharded : sharded_)
+    if (!sharded.is_buffer()) list.insert(list.end(), sharded.parts.begin(), sharded.parts.end());
   return list;
 }
 
@@ -241,24 +242,24 @@ void TensorParallelState::zero_grad(bool set_to_none) {
   marks_->clear();
   clock_->zero_grad();
   if (has_children()) return CompositeState::zero_grad(set_to_none);
-  for (const PartedTensor& parted : parted_)
-    for (const Part& part : parted.parts) parallel::zero_gradient(part.tensor, set_to_none);
+  for (const TensorParallelParameter& sharded : sharded_)
+    for (const Part& part : sharded.parts) parallel::zero_gradient(part.tensor, set_to_none);
 }
 
-const TensorParallelState::PartedTensor& TensorParallelState::parted(
+const TensorParallelState::TensorParallelParameter& TensorParallelState::sharded(
     const at::Tensor& tensor) const {
   const auto found = place_.find(tensor.unsafeGetTensorImpl());
   check(found != place_.end(),
         "a parallelized module: expected the tensors that it had, found another; make the handle "
         "after changing the module");
-  return parted_[found->second];
+  return sharded_[found->second];
 }
 
 std::vector<Part> TensorParallelState::state_parts() {
   if (is_divided_) return own_state(CompositeState::state_parts());
   std::vector<Part> list;
   for (const NamedParameter& entry : modules::state_entries(*module_)) {
-    const PartedTensor& one = parted(entry.tensor);
+    const TensorParallelParameter& one = sharded(entry.tensor);
     for (std::size_t i = 0; i < one.parts.size(); ++i) {
       Part& part = list.emplace_back(one.parts[i]);
       part.name = entry.name;

@@ -11,7 +11,7 @@
 #include "module/checks.h"
 #include "parallel/backward_hooks.h"
 #include "parallel/handle_state.h"
-#include "parallel/tensor/parted_tensor.h"
+#include "parallel/tensor/tensor_parallel_parameter.h"
 
 #include <lockstep/module/named_parameters.h>
 #include <lockstep/parallel/tensor/plan.h>
@@ -126,7 +126,7 @@ class TensorParallelState final : public parallel::CompositeState {
   [[nodiscard]] StepTiming timing() const override { return clock_->total(); }
 
  private:
-  using PartedTensor = tensor_parallel::PartedTensor;
+  using TensorParallelParameter = tensor_parallel::TensorParallelParameter;
 
   void part_all(const TensorCut& how);
   void set_hints(const TensorCut& how,
@@ -135,7 +135,7 @@ class TensorParallelState final : public parallel::CompositeState {
   [[nodiscard]] std::string take_parts();
   void attach_all();
   void start_clock();
-  [[nodiscard]] const PartedTensor& parted(const at::Tensor& tensor) const;
+  [[nodiscard]] const TensorParallelParameter& sharded(const at::Tensor& tensor) const;
   [[nodiscard]] std::vector<Part> own_parts(std::vector<Part> parts) const;
   [[nodiscard]] std::vector<Part> own_state(std::vector<Part> parts) const;
 
@@ -146,7 +146,7 @@ class TensorParallelState final : public parallel::CompositeState {
   std::shared_ptr<tensor_parallel::GradientMarks> marks_ =
       std::make_shared<tensor_parallel::GradientMarks>();
   std::shared_ptr<const modules::ModuleWatch> watch_;
-  std::vector<PartedTensor> parted_;                     // parameters, then buffers
+  std::vector<TensorParallelParameter> sharded_;         // parameters, then buffers
   std::unordered_map<const void*, std::size_t> place_;   // in it, by the module's tensor
   std::vector<tensor_parallel::HeldByLeaves> held_;      // until train()
   std::unordered_map<std::string, std::size_t> number_;  // in parted_, by the name of a leaf

@@ -118,7 +118,7 @@ bool is_abort(const std::exception_ptr& problem) {
 class ReplicaState final : public parallel::WholeModuleState {
  public:
   ReplicaState(std::shared_ptr<torch::nn::Module> model, std::vector<ComputeDevice> devices,
-               const ReplicaOptions& options)
+               const DataParallelOptions& options)
       : WholeModuleState(*not_null(model)),
         model_(std::move(model)),
         team_(std::move(devices)),
@@ -346,7 +346,7 @@ void refuse_replica_type(int device) {
 
 DataParallelBase::DataParallelBase(std::shared_ptr<torch::nn::Module> model,
                                    std::vector<ComputeDevice> devices,
-                                   const ReplicaOptions& options)
+                                   const DataParallelOptions& options)
     : Handle(sys::make_shared_of_process<threads::ReplicaState>(std::move(model),
                                                                 std::move(devices), options)) {}
 

@@ -76,7 +76,7 @@ std::shared_ptr<torch::nn::Module> cloned(const torch::nn::Module& model) {
     return model.clone();
   } catch (const c10::Error& error) {
     throw InvalidArgument(formatted(
-        "DataParallel: the model cannot be cloned ({}): give ReplicaOptions::make_replica, a "
+        "DataParallel: the model cannot be cloned ({}): give DataParallelOptions::make_replica, a "
         "function that makes one like it, or derive its modules from torch::nn::Cloneable",
         first_line(error.what_without_backtrace())));
   }
@@ -120,7 +120,7 @@ void check_equal(const modules::ModuleTensors& model, const modules::ModuleTenso
 
 std::vector<Replica> make_replicas(const std::shared_ptr<torch::nn::Module>& model,
                                    std::span<const ComputeDevice> devices,
-                                   const ReplicaOptions& options) {
+                                   const DataParallelOptions& options) {
   modules::ModuleTensors tensors = modules::tensors_of(*model);
   check_model(tensors, devices.front().device);
   std::vector<Replica> replicas{replica_of(model, tensors)};

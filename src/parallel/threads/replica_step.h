@@ -31,7 +31,7 @@ struct Replica {
 // the constructor of DataParallel.
 [[nodiscard]] std::vector<Replica> make_replicas(const std::shared_ptr<torch::nn::Module>& model,
                                                  std::span<const ComputeDevice> devices,
-                                                 const ReplicaOptions& options);
+                                                 const DataParallelOptions& options);
 
 // Copies the training flag of each module to the replica's.
 void follow_training_flags(const torch::nn::Module& model, torch::nn::Module& replica);
@@ -63,7 +63,7 @@ class DeviceTeam {
   void start_thread(int i);
 
   std::vector<ComputeDevice> devices_;
-  sys::OwnProcess process_;
+  sys::ForkAware process_;
   std::vector<std::unique_ptr<sys::TaskQueue>> queues_;
 };
 

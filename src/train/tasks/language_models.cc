@@ -31,8 +31,8 @@ double GptTask::parameters() const {
 models::GptOptions GptTask::model_options() const {
   return {.layers = layers_,
           .heads = heads_,
-          .width = width_,
-          .block = block_,
+          .hidden_size = width_,
+          .context_length = block_,
           .vocabulary = tokens_known(),
           .dropout = dropout_};
 }
@@ -78,9 +78,9 @@ models::LlamaOptions LlamaTask::model_options() const {
   return {.layers = layers_,
           .heads = heads_,
           .key_value_heads = key_value_heads_ > 0 ? key_value_heads_ : heads_,
-          .width = width_,
-          .hidden = hidden_ > 0 ? hidden_ : (width_ * 8 / 3 + 7) / 8 * 8,
-          .block = block_,
+          .hidden_size = width_,
+          .intermediate_size = hidden_ > 0 ? hidden_ : (width_ * 8 / 3 + 7) / 8 * 8,
+          .context_length = block_,
           .vocabulary = tokens_known()};
 }
 
@@ -176,13 +176,13 @@ double MoeTask::parameters_with(std::int64_t used_experts) const {
 models::MoeOptions MoeTask::model_options() const {
   models::MoeOptions options{.gpt = {.layers = layers_,
                                      .heads = heads_,
-                                     .width = width_,
-                                     .block = block_,
+                                     .hidden_size = width_,
+                                     .context_length = block_,
                                      .vocabulary = tokens_known(),
                                      .dropout = dropout_},
                              .every = every_};
   options.mixture.experts = experts_;
-  options.mixture.chosen = chosen_;
+  options.mixture.top_k = chosen_;
   options.mixture.capacity_factor = capacity_;
   options.mixture.softmax_after_choice = chosen_ > 1;
   options.mixture.balance_weight = balance_;

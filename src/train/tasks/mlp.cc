@@ -1,8 +1,8 @@
 #include "train/tasks/mlp.h"
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "train/tasks/tensor_checks.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -62,7 +62,7 @@ void MlpTask::restore(const checkpoint::Metadata& description) {
   check_input(found != description.end(), "expected an entry 'seed', found none");
   std::optional<std::int64_t> seed = parse_integer(found->second);
   check_input(seed && *seed >= 0, "seed: expected an integer of at least 0, found '{}'",
-              visible(found->second));
+              escaped(found->second));
   seed_ = *seed;
 }
 

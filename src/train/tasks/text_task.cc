@@ -2,8 +2,8 @@
 
 #include "base/check.h"
 #include "base/counted.h"
+#include "base/escaped.h"
 #include "base/text.h"
-#include "base/visible.h"
 #include "data/bigram.h"
 #include "train/progress.h"
 #include "train/tasks/tensor_checks.h"
@@ -162,7 +162,7 @@ void TextTask::restore(const checkpoint::Metadata& description) {
   if (vocabulary_ != Vocabulary::chars) {
     const std::optional<std::int64_t> size = parse_integer(entry(tokens_entry));
     check_input(size.has_value(), "{}: expected a number, found '{}'", tokens_entry,
-                visible(entry(tokens_entry)));
+                escaped(entry(tokens_entry)));
     if (vocabulary_ == Vocabulary::bpe || description.contains(bpe_entry))
       bpe_print_ = entry(bpe_entry);
     known_ = data::Tokenizer::numbers(*size);
@@ -183,7 +183,7 @@ data::Tokenizer TextTask::tokenizer() const {
   check_input(bpe_print_.empty() || print_of(bpe) == bpe_print_,
               "{}: expected the byte-pair encoding that the model was trained with ({}), found "
               "another one ({})",
-              bpe_, visible(bpe_print_), print_of(bpe));
+              bpe_, escaped(bpe_print_), print_of(bpe));
   return data::Tokenizer(bpe, known_->size());
 }
 

@@ -104,7 +104,7 @@ int main(int argc, char** argv) try {
   // divisible into equal parts for 1 to 4 ranks
   const std::int64_t count = std::stoll(argc > 1 ? argv[1] : "1000000") / 12 * 12;
   if (world.is_root())
-    std::printf("ranks %d engine %s numbers %lld\n", world.size(),
+    std::printf("ranks %d backend %s numbers %lld\n", world.size(),
                 std::string(world.backend()).c_str(), static_cast<long long>(count));
   Measurement measurement(world);
   measurement.measure_sums("float32", at::kFloat, count);

@@ -28,9 +28,9 @@ std::string content(const std::filesystem::path& path) {
 }
 
 TEST(FlightRecord, IsWrittenByTheRanksOfADyingGroup) {
-  for (auto engine : test::engines_of_processes()) {
+  for (auto backend : test::backends_of_processes()) {
     test::TemporaryFolder folder;
-    test::RankRendezvous place(engine, 2);
+    test::RankRendezvous place(backend, 2);
     test::expect_ranks(2, [&](int rank) {
       ::setenv("LOCKSTEP_FLIGHT", folder.path().c_str(), 1);
       auto world = place.join(rank);
@@ -42,7 +42,7 @@ TEST(FlightRecord, IsWrittenByTheRanksOfADyingGroup) {
     });
     for (int rank : {0, 1}) {
       const auto json = content(folder.path() / formatted("flight-rank-{}.json", rank));
-      test::expect_words(json, {formatted("\"engine\": \"{}\"", test::name_of(engine)),
+      test::expect_words(json, {formatted("\"backend\": \"{}\"", test::name_of(backend)),
                                 "\"tag\": \"first\"", "\"progress\": \"failed\"",
                                 "\"name\": \"world/split#1/0\", \"members\": [0, 1], "
                                 "\"failure\": \"rank 0 called all_reduce #2 (sum"});
@@ -51,9 +51,9 @@ TEST(FlightRecord, IsWrittenByTheRanksOfADyingGroup) {
 }
 
 TEST(FlightRecord, SaysTheSameOfARankThatLearnsWithItsNextCall) {
-  if (!test::has(test::Engine::gloo)) GTEST_SKIP() << "no Gloo in this build";
+  if (!test::has(test::BackendKind::gloo)) GTEST_SKIP() << "no Gloo in this build";
   test::TemporaryFolder folder;
-  test::RankRendezvous place(test::Engine::gloo, 2);
+  test::RankRendezvous place(test::BackendKind::gloo, 2);
   test::expect_ranks(2, [&](int rank) {
     ::setenv("LOCKSTEP_FLIGHT", folder.path().c_str(), 1);
     auto world = place.join(rank);
@@ -69,7 +69,7 @@ TEST(FlightRecord, SaysTheSameOfARankThatLearnsWithItsNextCall) {
 
 TEST(FlightRecord, IsWrittenWhenAskedFor) {
   test::TemporaryFolder folder;
-  test::RankRendezvous place(test::Engine::shm, 2);
+  test::RankRendezvous place(test::BackendKind::shm, 2);
   test::expect_ranks(2, [&](int rank) {
     ::unsetenv("LOCKSTEP_FLIGHT");
     auto world = place.join(rank);
@@ -87,10 +87,10 @@ TEST(FlightRecord, IsWrittenWhenAskedFor) {
 // The rank that throws may catch the exception, so it prints and writes nothing. The ranks that
 // lose it report what happened to it and write the record.
 TEST(FlightRecord, OfARankThatAnExceptionTakesAwayIsThatOfThoseWhoMissIt) {
-  for (auto engine : test::engines_of_processes()) {
-    SCOPED_TRACE(test::name_of(engine));
+  for (auto backend : test::backends_of_processes()) {
+    SCOPED_TRACE(test::name_of(backend));
     test::TemporaryFolder folder;
-    test::RankRendezvous place(engine, 2);
+    test::RankRendezvous place(backend, 2);
     test::expect_ranks(2, [&](int rank) {
       ::setenv("LOCKSTEP_FLIGHT", folder.path().c_str(), 1);
       testing::internal::CaptureStderr();
@@ -114,7 +114,7 @@ TEST(FlightRecord, OfARankThatAnExceptionTakesAwayIsThatOfThoseWhoMissIt) {
 
 TEST(FlightRecord, OfAnExceptionThatNobodyMissesIsNotWritten) {
   test::TemporaryFolder folder;
-  test::RankRendezvous place(test::Engine::shm, 2);
+  test::RankRendezvous place(test::BackendKind::shm, 2);
   test::expect_ranks(2, [&](int rank) {
     const auto records = folder.path() / "made when needed";
     ::setenv("LOCKSTEP_FLIGHT", records.c_str(), 1);

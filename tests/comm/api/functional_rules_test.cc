@@ -7,7 +7,7 @@
 
 #include "comm/api/gradient_check.h"
 #include "support/messages.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 #include "support/torch/values.h"
 
 #include <ATen/core/grad_mode.h>
@@ -31,9 +31,9 @@ using test::values;
 
 namespace {
 
-class Functional : public test::EngineTest {
+class Functional : public test::BackendTest {
  protected:
-  void run(const test::GroupBody& body) { test::run_apart(engine(), size(), body); }
+  void run(const test::GroupBody& body) { test::run_apart(backend(), size(), body); }
 };
 
 // Row i of rank r is 10 * r + i, so every row has a different value.
@@ -159,9 +159,10 @@ TEST_P(Functional, AGradientThatIsUndefinedCountsAsZeros) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Functional, test::every_engine({1, 3}), test::engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, Functional, test::every_backend({1, 3}),
+                         test::backend_test_name);
 
-class FunctionalMismatch : public testing::TestWithParam<test::Engine> {};
+class FunctionalMismatch : public testing::TestWithParam<test::BackendKind> {};
 
 TEST_P(FunctionalMismatch, AnInputThatRequiresGradOnSomeRanksOnlyIsNamed) {
   test::run_apart(GetParam(), 2, [](Group group) {
@@ -187,7 +188,7 @@ TEST_P(FunctionalMismatch, AResultThatOneRankDoesNotUseIsNamedAtTheDeadline) {
       500ms);
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, FunctionalMismatch, testing::ValuesIn(test::engines()));
+INSTANTIATE_TEST_SUITE_P(Backends, FunctionalMismatch, testing::ValuesIn(test::backends()));
 
 std::string refusal(const std::function<void(Group)>& call) {
   std::string text;

@@ -2,7 +2,7 @@
 #include <lockstep/comm/functional.h>
 
 #include "comm/api/gradient_check.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 #include "support/torch/values.h"
 
 #include <ATen/ops/full.h>
@@ -168,9 +168,9 @@ std::vector<Case> moves() {
   };
 }
 
-class Gradients : public test::EngineTest {
+class Gradients : public test::BackendTest {
  protected:
-  void run(const test::GroupBody& body) { test::run_apart(engine(), size(), body); }
+  void run(const test::GroupBody& body) { test::run_apart(backend(), size(), body); }
   void check(const std::vector<Case>& cases) {
     run([&](Group group) {
       for (const Case& one : cases) {
@@ -235,11 +235,12 @@ TEST_P(Gradients, OfTiesAndOfZeros) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, Gradients,
-                         testing::Combine(testing::Values(test::Engine::local),
+                         testing::Combine(testing::Values(test::BackendKind::local),
                                           testing::Values(1, 2, 3, 4)),
-                         test::engine_test_name);
+                         test::backend_test_name);
 INSTANTIATE_TEST_SUITE_P(Processes, Gradients,
-                         testing::Combine(testing::Values(test::Engine::shm), testing::Values(3)),
-                         test::engine_test_name);
+                         testing::Combine(testing::Values(test::BackendKind::shm),
+                                          testing::Values(3)),
+                         test::backend_test_name);
 
 }  // namespace

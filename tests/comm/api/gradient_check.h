@@ -42,9 +42,9 @@ inline bool has_one_loss(Convention convention) {
 // Like run_group(), but ranks that are threads run in a forked process. Once autograd's engine has
 // threads for a device (staged_backend_test.cc adds one), it cannot be used in a fork of its
 // process.
-inline void run_apart(Engine engine, int size, const GroupBody& body,
+inline void run_apart(BackendKind backend, int size, const GroupBody& body,
                       Duration timeout = std::chrono::seconds(20)) {
-  if (engine != Engine::local) return run_group(engine, size, body, timeout);
+  if (backend != BackendKind::local) return run_group(backend, size, body, timeout);
   expect_ranks(1, [&](int) { run_as_threads(size, body, timeout); });
 }
 

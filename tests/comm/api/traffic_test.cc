@@ -8,7 +8,7 @@ namespace {
 
 TEST(Traffic, CountsWhatARankGives) {
   for (int size : {2, 3})
-    test::run_group(test::Engine::local, size, [&](Group group) {
+    test::run_group(test::BackendKind::local, size, [&](Group group) {
       EXPECT_EQ(group.traffic().calls, 0);
       group.all_reduce(at::ones({5})).wait();
       group.broadcast(at::ones({7})).wait();
@@ -31,7 +31,7 @@ TEST(Traffic, OneRankGivesNothing) {
 }
 
 TEST(Traffic, ARefusedCallDoesNotCount) {
-  test::run_group(test::Engine::local, 2, [](Group group) {
+  test::run_group(test::BackendKind::local, 2, [](Group group) {
     EXPECT_ANY_THROW((void)group.all_reduce(at::ones({5, 5}).t().narrow(0, 0, 2)));
     EXPECT_EQ(group.traffic().calls, 0);
   });

@@ -37,7 +37,7 @@ std::size_t count(const std::string& text, const std::string& part) {
 }
 
 diagnose::FlightHeader header(std::string folder = {}) {
-  return {.rank = 1, .size = 3, .engine = "shm", .folder = std::move(folder)};
+  return {.rank = 1, .size = 3, .backend = "shm", .folder = std::move(folder)};
 }
 
 CallInfo reduction_info(std::uint64_t number, std::string_view tag = {}) {

@@ -48,9 +48,9 @@ struct Ranks {
         devices.push_back(seen);
       }
   }
-  [[nodiscard]] Choice choice(int rank, const Wishes& wishes = {},
+  [[nodiscard]] Choice choice(int rank, const BackendRequest& request = {},
                               std::string_view device_backend = "nccl") const {
-    return choose(rank, {.hosts = hosts, .devices = devices}, wishes, device_backend, backends);
+    return choose(rank, {.hosts = hosts, .devices = devices}, request, device_backend, backends);
   }
 };
 

@@ -144,7 +144,7 @@ TEST(Init, TheEnvironmentChoosesTheBackend) {
 
 // According to their variables, ranks 0 and 1 have the same host, and rank 2 has another.
 TEST(Init, WhereTheRanksAreChoosesTheBackend) {
-  if (!test::has(test::Engine::gloo)) GTEST_SKIP() << "gloo is not in this build";
+  if (!test::has(test::BackendKind::gloo)) GTEST_SKIP() << "gloo is not in this build";
   auto port = test::free_port();
   test::expect_ranks(3, [&](int rank) {
     auto variables = of_rank(rank, 3, port);

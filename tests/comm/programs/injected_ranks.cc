@@ -7,7 +7,7 @@
 // is over; the rank is its child.
 #include <lockstep/base/error.h>
 
-#include "comm/engines/mpi/progress_thread.h"
+#include "comm/backends/mpi/progress_thread.h"
 #include "support/torch/injected_rank.h"
 #include "support/torch/mpirun_world.h"
 #include "sys/process.h"
@@ -32,7 +32,7 @@ constexpr auto look_every = 1ms;
 
 void take_part(int rank, WorldBoard& board) {
   const lockstep::test::Injection injection{
-      .target = {lockstep::test::Engine::mpi},
+      .target = {lockstep::test::BackendKind::mpi},
       .misdeed = board.misdeed,
       .seed = board.seed,
       .deadline = board.deadline,

@@ -21,7 +21,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-Exchange between(int rank) {
+AllgatherOptions between(int rank) {
   return {.prefix = "hello/",
           .rank = rank,
           .size = 4,
@@ -40,12 +40,12 @@ Waited wait_as(int rank, const std::vector<int>& here) {
   testing::internal::CaptureStderr();
   Waited waited;
   waited.error = test::message_of<Timeout>(
-      [&] { static_cast<void>(exchange(store, between(rank), "words", 300ms)); });
+      [&] { static_cast<void>(allgather_text(store, between(rank), "words", 300ms)); });
   waited.log = testing::internal::GetCapturedStderr();
   return waited;
 }
 
-TEST(Exchange, MissingRanksAreNamedLongBeforeTheTimeout) {
+TEST(AllgatherText, MissingRanksAreNamedLongBeforeTheTimeout) {
   const Waited waited = wait_as(0, {2});
   EXPECT_TRUE(test::contains(waited.error,
                              "rank 0 of 4 timed out after 300ms waiting for ranks 1, 3 to call"))
@@ -56,7 +56,7 @@ TEST(Exchange, MissingRanksAreNamedLongBeforeTheTimeout) {
       << waited.log;
 }
 
-TEST(Exchange, TheLowestRankThatIsThereNamesThem) {
+TEST(AllgatherText, TheLowestRankThatIsThereNamesThem) {
   EXPECT_TRUE(test::contains(wait_as(1, {2}).log, "waited 30ms for ranks 0, 3")) << "rank 1";
   EXPECT_EQ(wait_as(2, {1}).log, "");
   EXPECT_EQ(wait_as(3, {0, 1}).log, "");
@@ -72,26 +72,26 @@ class CountingStore final : public MemoryStore {
   int asked = 0;
 };
 
-TEST(Exchange, AWaitWithoutADeadlineIsNotSpokenOf) {
+TEST(AllgatherText, AWaitWithoutADeadlineIsNotSpokenOf) {
   MemoryStore store;
   std::jthread late([&] {
     std::this_thread::sleep_for(200ms);
     for (int rank = 1; rank < 4; ++rank) store.set("hello/" + std::to_string(rank), "words");
   });
   testing::internal::CaptureStderr();
-  EXPECT_EQ(exchange(store, between(0), "words", Duration::max()).size(), 4U);
+  EXPECT_EQ(allgather_text(store, between(0), "words", Duration::max()).size(), 4U);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
 // All ranks start at once: the total number of reads must not be quadratic in the number of ranks.
-TEST(Exchange, RanksThatDoNotNameTheMissingAskForOneKey) {
+TEST(AllgatherText, RanksThatDoNotNameTheMissingAskForOneKey) {
   CountingStore store;
   store.set("hello/0", "words");
   std::jthread late([&] {
     std::this_thread::sleep_for(200ms);
     for (int rank = 1; rank < 3; ++rank) store.set("hello/" + std::to_string(rank), "words");
   });
-  EXPECT_EQ(exchange(store, between(3), "words", 20s).size(), 4U);
+  EXPECT_EQ(allgather_text(store, between(3), "words", 20s).size(), 4U);
   EXPECT_EQ(store.asked, 1);
 }
 

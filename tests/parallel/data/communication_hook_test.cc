@@ -16,17 +16,18 @@ using namespace test;
 
 const std::vector<std::vector<std::int64_t>> hook_shapes = {{4, 6}, {5}, {2, 3, 2}};
 
-class Hooks : public testing::TestWithParam<EngineRanks> {};
+class Hooks : public testing::TestWithParam<BackendRanks> {};
 
-DataParallelOptions hook_options(std::shared_ptr<CommunicationHook> hook, std::int64_t bytes = 40) {
+DistributedDataParallelOptions hook_options(std::shared_ptr<CommunicationHook> hook,
+                                            std::int64_t bytes = 40) {
   return {.bucket_bytes = bytes, .first_bucket_bytes = bytes, .hook = std::move(hook)};
 }
 
 TEST_P(Hooks, AveragesLikeNoHook) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches plain, hooked;
     DistributedDataParallel one(plain, group, {.find_unused_parameters = true});
-    DataParallelOptions options = hook_options(average_hook());
+    DistributedDataParallelOptions options = hook_options(average_hook());
     options.find_unused_parameters = true;
     DistributedDataParallel other(hooked, group, options);
     for (int step = 0; step < 4; ++step) {
@@ -44,7 +45,7 @@ TEST_P(Hooks, AveragesLikeNoHook) {
 }
 
 TEST_P(Hooks, CompressionRoundsWhatTravels) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     for (auto dtype : {at::kBFloat16, at::kHalf}) {
       Table table(hook_shapes, at::kDouble);
       auto hook = dtype == at::kHalf ? fp16_compression() : bf16_compression();
@@ -68,7 +69,7 @@ TEST_P(Hooks, CompressionRoundsWhatTravels) {
 }
 
 TEST_P(Hooks, CompressionSendsHalfTheBytesOfFloat) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     auto bytes_of = [&](std::shared_ptr<CommunicationHook> hook) {
       Table table({{64, 32}, {128}}, at::kFloat);
       DistributedDataParallel ddp(table, group, hook_options(std::move(hook), 1 << 20));
@@ -86,7 +87,7 @@ TEST_P(Hooks, CompressionSendsHalfTheBytesOfFloat) {
 }
 
 TEST_P(Hooks, HalfIsDividedBeforeItIsAdded) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Table table({{3}}, at::kFloat);
     DistributedDataParallel ddp(table, group, hook_options(fp16_compression()));
     table->loss({at::full({3}, 40000.0)}).backward();
@@ -95,7 +96,7 @@ TEST_P(Hooks, HalfIsDividedBeforeItIsAdded) {
 }
 
 TEST_P(Hooks, AFunctionSeesEveryParameterOnceAndComposes) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Table table(hook_shapes, at::kDouble);
     std::set<std::string> names;
     int last = -1, second_steps = 0;
@@ -131,7 +132,7 @@ TEST_P(Hooks, AFunctionSeesEveryParameterOnceAndComposes) {
 TEST_P(Hooks, AnotherShapeIsNamedOnAllRanks) {
   for (bool is_narrow : {true, false})
     for (int good_steps : {0, 2})
-      run_group(GetParam().engine, GetParam().size, [&](Group group) {
+      run_group(GetParam().backend, GetParam().size, [&](Group group) {
         Table table(hook_shapes, at::kFloat);
         const bool fails = group.rank() == group.size() - 1;
         int step = 0;
@@ -162,7 +163,7 @@ TEST_P(Hooks, AnotherShapeIsNamedOnAllRanks) {
 }
 
 TEST_P(Hooks, AFailedBackwardLeavesLaterStepsOut) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Table table({{8, 6}, {7, 9}, {3}}, at::kDouble);
     Table twin({{8, 6}, {7, 9}, {3}}, at::kDouble);
     PowerSgdOptions options{.rank = 1, .start_step = 0, .min_compression_rate = 1};

@@ -81,10 +81,10 @@ class DiLoCoReference {
   std::vector<std::unique_ptr<torch::optim::SGD>> outer_sgd_;
 };
 
-class DiLoCos : public testing::TestWithParam<EngineRanks> {
+class DiLoCos : public testing::TestWithParam<BackendRanks> {
  protected:
   static void compare(const DiLoCoOptions& options, const std::vector<int>& fragment_of) {
-    run_group(GetParam().engine, GetParam().size, [&](Group group) {
+    run_group(GetParam().backend, GetParam().size, [&](Group group) {
       Table table(diloco_shapes, at::kDouble);
       DiLoCo diloco(table, group, options);
       torch::optim::AdamW adamw(diloco.parameters(), torch::optim::AdamWOptions(0.05));
@@ -129,7 +129,7 @@ std::int64_t share_of(std::int64_t n, const Group& group) {
 }
 
 TEST_P(DiLoCos, SendsWhatTheFormulaSays) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     for (auto format : {PseudoGradients::float32, PseudoGradients::int8}) {
       Table table({{60, 50}, {70}}, at::kFloat);
       DiLoCo diloco(table, group, {.inner_steps = 5, .pseudo_gradients = format});
@@ -151,7 +151,7 @@ TEST_P(DiLoCos, SendsWhatTheFormulaSays) {
 
 // All ranks get equal parameters, and int8 differs from float32 by at most its resolution.
 TEST_P(DiLoCos, Int8IsCloseAndEqualOnAllRanks) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     auto train = [&](PseudoGradients format) {
       Table table(diloco_shapes, at::kFloat);
       DiLoCo diloco(table, group, {.inner_steps = 4, .pseudo_gradients = format});
@@ -171,7 +171,7 @@ TEST_P(DiLoCos, Int8IsCloseAndEqualOnAllRanks) {
 }
 
 TEST_P(DiLoCos, GoesOnFromItsState) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     DiLoCoOptions options{.inner_steps = 6,
                           .pseudo_gradients = PseudoGradients::int8,
                           .fragments = 3,
@@ -203,7 +203,7 @@ TEST_P(DiLoCos, GoesOnFromItsState) {
 
 TEST_P(DiLoCos, InfiniteValuesAreNamedAndNothingIsUpdated) {
   for (auto format : {PseudoGradients::float32, PseudoGradients::int8})
-    run_group(GetParam().engine, GetParam().size, [&](Group group) {
+    run_group(GetParam().backend, GetParam().size, [&](Group group) {
       Table table(diloco_shapes, at::kFloat);
       DiLoCo diloco(table, group, {.inner_steps = 1, .pseudo_gradients = format, .fragments = 1});
       if (group.rank() == group.size() - 1) {
@@ -218,7 +218,7 @@ TEST_P(DiLoCos, InfiniteValuesAreNamedAndNothingIsUpdated) {
 }
 
 TEST_P(DiLoCos, WhatIsSavedIsTheOuterModel) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Table table(diloco_shapes, at::kDouble);
     DiLoCo diloco(table, group, {.inner_steps = 3});
     torch::optim::SGD sgd(diloco.parameters(), 0.01);
@@ -241,7 +241,7 @@ TEST_P(DiLoCos, WhatIsSavedIsTheOuterModel) {
 // Loading discards a fragment in flight and the momentum: the handle then behaves like a new handle
 // with these values.
 TEST_P(DiLoCos, LoadingBeginsAnew) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     DiLoCoOptions options{.inner_steps = 4, .overlap_steps = 2};
     for (bool by_parts : {false, true}) {
       Table table(diloco_shapes, at::kDouble), fresh(diloco_shapes, at::kDouble);
@@ -275,7 +275,7 @@ TEST_P(DiLoCos, LoadingBeginsAnew) {
 }
 
 TEST_P(DiLoCos, WhatCannotBeLoadedChangesNothing) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Table table(diloco_shapes, at::kDouble);
     DiLoCo diloco(table, group, {.inner_steps = 1, .overlap_steps = 0});
     torch::optim::SGD sgd(diloco.parameters(), 0.01);

@@ -78,15 +78,15 @@ TEST(DistributedDataParallel, RankZerosParametersAndBuffersReplaceTheOthersInPla
 }
 
 TEST(DistributedDataParallel, NamesTheFirstDifferenceBetweenRanks) {
-  auto difference = [](auto change, DataParallelOptions of_rank_2 = {}) {
+  auto difference = [](auto change, DistributedDataParallelOptions of_rank_2 = {}) {
     std::string text;
     run_as_threads(4, [&](Group group) {
       ConvNet model;
       at::Tensor before = model->fc->weight.detach().clone();
       if (group.rank() == 2) change(*model);
       std::string mine = message_of<Mismatch>([&] {
-        DistributedDataParallel ddp(model, group,
-                                    group.rank() == 2 ? of_rank_2 : DataParallelOptions{});
+        DistributedDataParallel ddp(
+            model, group, group.rank() == 2 ? of_rank_2 : DistributedDataParallelOptions{});
       });
       EXPECT_TRUE(same_bits(before, model->fc->weight) ||
                   model->fc->weight.scalar_type() != at::kFloat);
@@ -159,8 +159,8 @@ TEST(DistributedDataParallel, ATiedWeightIsOneParameterAndIsAveragedOnce) {
 
 TEST(DistributedDataParallel, StateDictHasTheNamesOfPythonAndLoads) {
   run_as_threads(2, [](Group group) {
-    models::Gpt gpt(
-        models::GptOptions{.layers = 1, .heads = 1, .width = 4, .block = 4, .vocabulary = 5});
+    models::Gpt gpt(models::GptOptions{
+        .layers = 1, .heads = 1, .hidden_size = 4, .context_length = 4, .vocabulary = 5});
     DistributedDataParallel ddp(gpt, group);
     auto state = ddp.state_dict();
     EXPECT_TRUE(state.contains("transformer.wte.weight"));

@@ -49,10 +49,10 @@ void expect_equal(const std::vector<at::Tensor>& expected, DistributedDataParall
   }
 }
 
-class Exactness : public testing::TestWithParam<EngineRanks> {};
+class Exactness : public testing::TestWithParam<BackendRanks> {};
 
 // Gradients in buckets only, some in place, and all in place.
-class ExactInPlace : public testing::TestWithParam<std::tuple<EngineRanks, std::int64_t>> {};
+class ExactInPlace : public testing::TestWithParam<std::tuple<BackendRanks, std::int64_t>> {};
 
 TEST_P(ExactInPlace, EqualsOneProcessBitForBit) {
   const auto& [ranks, bytes] = GetParam();
@@ -62,7 +62,7 @@ TEST_P(ExactInPlace, EqualsOneProcessBitForBit) {
     for (int parts : {1, 2}) {
       at::set_num_threads(1);
       auto expected = one_process(problem, ranks.size, parts, steps);
-      run_group(ranks.engine, ranks.size, [&](Group group) {
+      run_group(ranks.backend, ranks.size, [&](Group group) {
         auto model = problem.make();
         fill_parameters(*model, group.is_root() ? 5 : 99);
         DistributedDataParallel ddp(
@@ -87,7 +87,7 @@ TEST_P(ExactInPlace, EqualsOneProcessBitForBit) {
 
 TEST_P(Exactness, EqualsTheNaiveVersion) {
   Problem problem = problems()[2];
-  run_group(GetParam().engine, GetParam().size, [&](Group group) {
+  run_group(GetParam().backend, GetParam().size, [&](Group group) {
     auto plain = problem.make(), model = problem.make();
     fill_parameters(*plain, 3 + group.rank());
     fill_parameters(*model, 3 + group.rank());
@@ -101,7 +101,7 @@ TEST_P(Exactness, EqualsTheNaiveVersion) {
 }
 
 TEST_P(Exactness, KeepsTheSignOfZero) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     torch::nn::Linear model(3, 1);
     DistributedDataParallel ddp(model, group);
     for (int step = 0; step < 3; ++step) {
@@ -124,7 +124,7 @@ TEST_P(Exactness, ClearedGradientsAccumulateAsInOneProcess) {
     of_ranks.push_back(gradients_of(model->parameters()));
   }
   auto expected = average(of_ranks);
-  run_group(GetParam().engine, GetParam().size, [&](Group group) {
+  run_group(GetParam().backend, GetParam().size, [&](Group group) {
     auto model = problem.make();
     fill_parameters(*model, 5);
     DistributedDataParallel ddp(model, group);
@@ -147,7 +147,7 @@ TEST_P(Exactness, ReducedPrecisionIsAveragedInFloatAndRoundedOnce) {
     std::vector<std::vector<at::Tensor>> widened;
     for (auto& one : of_ranks) widened.push_back({one[0].to(wide)});
     at::Tensor expected = average(widened)[0].to(dtype);
-    run_group(GetParam().engine, GetParam().size, [&](Group group) {
+    run_group(GetParam().backend, GetParam().size, [&](Group group) {
       torch::nn::Linear model(torch::nn::LinearOptions(3, 7).bias(false));
       model->to(dtype);
       DistributedDataParallel ddp(model, group);
@@ -165,13 +165,13 @@ INSTANTIATE_TEST_SUITE_P(All, Exactness, testing::ValuesIn(usual_ranks()), name_
 
 // Gloo sums in its own order: the bound is a few roundings of the largest summand.
 TEST(ExactnessOnGloo, IsWithinAFewRoundings) {
-  auto all = engines();
-  if (std::find(all.begin(), all.end(), Engine::gloo) == all.end())
+  auto all = backends();
+  if (std::find(all.begin(), all.end(), BackendKind::gloo) == all.end())
     GTEST_SKIP() << "this build has no Gloo";
   for (int size : {2, 3}) {
     Problem problem = problems()[1];
     auto expected = one_process(problem, size, 1, 1);
-    run_group(Engine::gloo, size, [&](Group group) {
+    run_group(BackendKind::gloo, size, [&](Group group) {
       auto model = problem.make();
       fill_parameters(*model, group.is_root() ? 5 : 99);
       DistributedDataParallel ddp(model, group, {.bucket_bytes = 2000, .first_bucket_bytes = 300});

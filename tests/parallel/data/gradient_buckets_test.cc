@@ -26,10 +26,10 @@ at::Tensor gradient(const at::Tensor& like, int seed) {
   return values(like.sizes(), seed).to(like.scalar_type());
 }
 
-class GradientBucketsOn : public testing::TestWithParam<EngineRanks> {};
+class GradientBucketsOn : public testing::TestWithParam<BackendRanks> {};
 
 TEST_P(GradientBucketsOn, AverageInOrderWhateverTheOrderOfReadiness) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     auto list = parameters();
     auto order = layout::reverse_order(4);
     GradientBuckets buckets(group, list, order, small, std::nullopt);
@@ -57,7 +57,7 @@ TEST_P(GradientBucketsOn, AverageInOrderWhateverTheOrderOfReadiness) {
 }
 
 TEST_P(GradientBucketsOn, CarryTheStatusOfEveryRank) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     auto list = parameters();
     GradientBuckets buckets(group, list, layout::reverse_order(4), small, std::nullopt);
     for (int step = 0; step < 2; ++step) {
@@ -81,7 +81,7 @@ TEST_P(GradientBucketsOn, CarryTheStatusOfEveryRank) {
 }
 
 TEST_P(GradientBucketsOn, TakeOverGradientsAndLetThemGo) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     auto list = parameters();
     GradientBuckets first(group, list, layout::reverse_order(4), small, std::nullopt);
     for (int i : {0, 1}) {
@@ -108,7 +108,7 @@ TEST_P(GradientBucketsOn, TakeOverGradientsAndLetThemGo) {
 }
 
 TEST_P(GradientBucketsOn, NoticeThatParametersHaveChanged) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     auto list = parameters();
     GradientBuckets buckets(group, list, layout::reverse_order(4), small, std::nullopt);
     EXPECT_TRUE(buckets.fit());

@@ -12,9 +12,9 @@ using namespace test;
 using data_parallel::GradientBuckets;
 
 // A gradient of a single float is large enough.
-DataParallelOptions in_place() { return {.in_place_bytes = 1}; }
+DistributedDataParallelOptions in_place() { return {.in_place_bytes = 1}; }
 
-class InPlaceGradients : public testing::TestWithParam<EngineRanks> {};
+class InPlaceGradients : public testing::TestWithParam<BackendRanks> {};
 
 at::Tensor averaged(const std::function<at::Tensor(int)>& of_rank, int ranks) {
   std::vector<std::vector<at::Tensor>> all;
@@ -23,7 +23,7 @@ at::Tensor averaged(const std::function<at::Tensor(int)>& of_rank, int ranks) {
 }
 
 TEST_P(InPlaceGradients, StayWhereTheyAre) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     std::vector<NamedParameter> list = {{"small", values({2}, 1).requires_grad_(), {}},
                                         {"large", values({40, 5}, 2).requires_grad_(), {}}};
     GradientBuckets buckets(group, list, layout::reverse_order(2), {.alone_bytes = 800},
@@ -51,7 +51,7 @@ TEST_P(InPlaceGradients, StayWhereTheyAre) {
 
 // Autograd gives both parameters views of the same memory.
 TEST_P(InPlaceGradients, ThatShareMemoryAreAveragedInCopies) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     struct Pair : torch::nn::Module {
       at::Tensor a = register_parameter("a", values({4, 6}, 1));
       at::Tensor b = register_parameter("b", values({24}, 2));
@@ -77,7 +77,7 @@ TEST_P(InPlaceGradients, ThatShareMemoryAreAveragedInCopies) {
 TEST_P(InPlaceGradients, OfParametersWithoutAPartAreZerosOrLeftAlone) {
   auto path = [](int rank) { return rank % 2 == 0 ? std::string("a") : std::string("ab"); };
   for (bool is_static : {false, true}) {
-    run_group(GetParam().engine, GetParam().size, [&](Group group) {
+    run_group(GetParam().backend, GetParam().size, [&](Group group) {
       Branches model;
       DistributedDataParallel ddp(
           model, group,
@@ -98,7 +98,7 @@ TEST_P(InPlaceGradients, OfParametersWithoutAPartAreZerosOrLeftAlone) {
 }
 
 TEST_P(InPlaceGradients, AccumulateInsideNoSyncAndOverAveragedSteps) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model, plain;
     DistributedDataParallel ddp(model, group, in_place());
     DistributedDataParallel buckets(plain, group);
@@ -118,7 +118,7 @@ TEST_P(InPlaceGradients, AccumulateInsideNoSyncAndOverAveragedSteps) {
 }
 
 TEST_P(InPlaceGradients, SurviveABackwardThatFailsOnOneRank) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group, in_place());
     bool skips = group.rank() == group.size() - 1;
@@ -135,7 +135,7 @@ TEST_P(InPlaceGradients, SurviveABackwardThatFailsOnOneRank) {
 }
 
 TEST_P(InPlaceGradients, AreOrdinaryTensorsWhenTheHandleIsGone) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     {
       DistributedDataParallel ddp(model, group, in_place());
@@ -148,7 +148,7 @@ TEST_P(InPlaceGradients, AreOrdinaryTensorsWhenTheHandleIsGone) {
 INSTANTIATE_TEST_SUITE_P(All, InPlaceGradients, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 TEST(InPlaceGradientsOption, IsPositive) {
-  run_group(Engine::local, 2, [](Group group) {
+  run_group(BackendKind::local, 2, [](Group group) {
     Branches model;
     EXPECT_THROW((void)DistributedDataParallel(model, group, {.in_place_bytes = 0}),
                  InvalidArgument);

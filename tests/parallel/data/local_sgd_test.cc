@@ -44,10 +44,10 @@ struct Copies {
   std::vector<torch::optim::SGD> optimizers;
 };
 
-class Locals : public testing::TestWithParam<EngineRanks> {};
+class Locals : public testing::TestWithParam<BackendRanks> {};
 
 TEST_P(Locals, AveragesEveryPeriodAndCountsItsBytes) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Table table(local_shapes, at::kDouble);
     LocalSgd local(table, group, {.period = 3});
     torch::optim::SGD sgd(local.parameters(), 0.1);
@@ -82,7 +82,7 @@ void set_to_rank(TableImpl& table, int rank) {
 // Saving is also refused between the optimizer's step and LocalSgd's step, and after any other
 // write to the parameters.
 TEST_P(Locals, WhatRanksHaveOfTheirOwnIsNotSavedAndMayBeLoadedOver) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Table table(local_shapes, at::kDouble);
     LocalSgd local(table, group, {.period = 1});
     EXPECT_EQ(local.state_parts().size(), 2U);
@@ -90,7 +90,7 @@ TEST_P(Locals, WhatRanksHaveOfTheirOwnIsNotSavedAndMayBeLoadedOver) {
     const std::string words = "the ranks' parameters differ after step 0";
     if (group.size() > 1)
       expect_contains(message_of<InvalidArgument>([&] { (void)local.state_parts(); }), words);
-    EXPECT_EQ(local.parts_to_load().size(), 2U);
+    EXPECT_EQ(local.mutable_state_parts().size(), 2U);
     for (const Part& part : local.loading()) part.tensor.fill_(7);
     EXPECT_EQ(local.state_parts().size(), 2U);
     EXPECT_EQ(table->weights[0][0][0].item<double>(), 7);
@@ -101,7 +101,7 @@ TEST_P(Locals, WhatRanksHaveOfTheirOwnIsNotSavedAndMayBeLoadedOver) {
 }
 
 TEST_P(Locals, WhatIsUnfrozenLaterIsAveraged) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Table table(local_shapes, at::kDouble);
     table->weights[1].requires_grad_(false);
     LocalSgd local(table, group, {.period = 2});
@@ -117,7 +117,7 @@ TEST_P(Locals, WhatIsUnfrozenLaterIsAveraged) {
 }
 
 TEST_P(Locals, PostLocalSgdAveragesGradientsFirst) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Table table(local_shapes, at::kDouble), exact(local_shapes, at::kDouble);
     auto hook = post_local_sgd({.start_step = 2});
     DistributedDataParallel ddp(table, group, {.hook = hook});

@@ -7,10 +7,10 @@ namespace {
 
 using namespace test;
 
-class Naive : public testing::TestWithParam<EngineRanks> {};
+class Naive : public testing::TestWithParam<BackendRanks> {};
 
 TEST_P(Naive, BroadcastsAndAverages) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     torch::nn::Linear model(3, 2);
     fill_parameters(*model, group.rank());
     naive::broadcast_parameters(*model, group);

@@ -12,7 +12,7 @@ using namespace test;
 
 const std::vector<std::vector<std::int64_t>> power_shapes = {{12, 10}, {9}, {7, 2, 5}};
 
-DataParallelOptions power_options(std::shared_ptr<CommunicationHook> hook) {
+DistributedDataParallelOptions power_options(std::shared_ptr<CommunicationHook> hook) {
   return {.bucket_bytes = 200, .first_bucket_bytes = 200, .hook = std::move(hook)};
 }
 
@@ -42,11 +42,11 @@ struct PowerReference {
   }
 };
 
-class PowerSgd : public testing::TestWithParam<EngineRanks> {};
+class PowerSgd : public testing::TestWithParam<BackendRanks> {};
 
 TEST_P(PowerSgd, IsTheAlgorithmOfThePaper) {
   for (std::int64_t rank : {1, 2})
-    run_group(GetParam().engine, GetParam().size, [&](Group group) {
+    run_group(GetParam().backend, GetParam().size, [&](Group group) {
       Table table(power_shapes, at::kDouble);
       auto hook = power_sgd({.rank = rank, .start_step = 2, .min_compression_rate = 1});
       DistributedDataParallel ddp(table, group, power_options(hook));
@@ -72,7 +72,7 @@ TEST_P(PowerSgd, IsTheAlgorithmOfThePaper) {
 
 // If the compressed rank is that of the gradients, the compression is lossless.
 TEST_P(PowerSgd, AGradientOfThatRankTravelsWhole) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     for (bool warm : {true, false}) {
       Table table({{12, 10}}, at::kDouble);
       auto hook =
@@ -95,7 +95,7 @@ TEST_P(PowerSgd, AGradientOfThatRankTravelsWhole) {
 }
 
 TEST_P(PowerSgd, SendsRTimesNPlusMNumbers) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     if (group.size() == 1) return;
     constexpr std::int64_t n = 64, m = 48, r = 3;
     Table table({{n, m}}, at::kFloat);
@@ -115,7 +115,7 @@ TEST_P(PowerSgd, SendsRTimesNPlusMNumbers) {
 }
 
 TEST_P(PowerSgd, ComposesWithBf16) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     if (group.size() == 1) return;
     Table table({{64, 48}}, at::kFloat);
     auto hook = bf16_compression(power_sgd({.rank = 3, .start_step = 0}));
@@ -134,7 +134,7 @@ TEST_P(PowerSgd, ComposesWithBf16) {
 // Least squares: with error feedback, compressed descent converges to the same result as exact
 // descent.
 TEST_P(PowerSgd, ErrorFeedbackTrainsToTheSamePlace) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     at::Tensor x = values({20, 8}, group.rank()).to(at::kDouble);
     at::Tensor y = at::mm(x, values({8, 6}, 77).to(at::kDouble));
     auto train = [&](std::shared_ptr<CommunicationHook> hook) {
@@ -155,7 +155,7 @@ TEST_P(PowerSgd, ErrorFeedbackTrainsToTheSamePlace) {
 }
 
 TEST_P(PowerSgd, GoesOnFromItsState) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     PowerSgdOptions options{.rank = 2, .start_step = 1, .min_compression_rate = 1};
     Table table(power_shapes, at::kFloat), second(power_shapes, at::kFloat);
     auto hook = power_sgd(options), resumed = power_sgd(options);
@@ -175,7 +175,7 @@ TEST_P(PowerSgd, GoesOnFromItsState) {
 }
 
 TEST_P(PowerSgd, AnInfiniteGradientIsForgotten) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Table table({{12, 10}}, at::kFloat);
     auto hook = power_sgd({.rank = 2, .start_step = 0, .min_compression_rate = 1});
     DistributedDataParallel ddp(table, group, power_options(hook));

@@ -71,10 +71,10 @@ void expect_equal_on_all_ranks(Group group, const at::Tensor& values) {
 
 constexpr std::int64_t lengths[] = {1, 1023, 1025, 2048, 7000};
 
-class Int8Averages : public testing::TestWithParam<EngineRanks> {};
+class Int8Averages : public testing::TestWithParam<BackendRanks> {};
 
 TEST_P(Int8Averages, AreTheMeanOfRoundedNumbersRoundedAgain) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     for (std::int64_t n : lengths) {
       std::vector<std::vector<float>> ranks;
       for (int rank = 0; rank < group.size(); ++rank) ranks.push_back(numbers_in(of_rank(rank, n)));
@@ -88,8 +88,8 @@ TEST_P(Int8Averages, AreTheMeanOfRoundedNumbersRoundedAgain) {
 
 // The mean of each host is not rounded, and each rank of a host sends a part of it.
 TEST(Int8AveragesOfHosts, SendEachHostsMeanOnce) {
-  if (!has(Engine::hierarchical)) GTEST_SKIP() << "the build has no engine across hosts";
-  run_group(Engine::hierarchical, 4, [](Group group) {
+  if (!has(BackendKind::hierarchical)) GTEST_SKIP() << "the build has no backend across hosts";
+  run_group(BackendKind::hierarchical, 4, [](Group group) {
     const std::vector<std::string> hosts = pretended_hosts(4);  // a, b, a, b
     ::setenv("LOCKSTEP_HOST", hosts[group.rank()].c_str(), 1);  // ranks are processes
     const auto groups = data_parallel::averaging_groups(group, PseudoGradients::int8);
@@ -115,7 +115,7 @@ TEST(Int8AveragesOfHosts, SendEachHostsMeanOnce) {
 
 // The bound is half a step per rounding: of the ranks' numbers, and of the mean.
 TEST_P(Int8Averages, AreWithinTwoRoundings) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     constexpr std::int64_t n = 1024 * 40;
     at::Tensor mean = at::zeros({n}), bound = at::zeros({n / 1024});
     auto largest = [](const at::Tensor& values) {

@@ -10,7 +10,7 @@ namespace {
 using namespace test;
 using namespace std::chrono_literals;
 
-class Reducer : public testing::TestWithParam<EngineRanks> {};
+class Reducer : public testing::TestWithParam<BackendRanks> {};
 
 TEST_P(Reducer, AnExceptionOnOneRankReachesTheOthersAndTheNextBackwardWorks) {
   struct Throws : torch::autograd::Function<Throws> {
@@ -22,7 +22,7 @@ TEST_P(Reducer, AnExceptionOnOneRankReachesTheOthersAndTheNextBackwardWorks) {
       throw std::runtime_error("boom");
     }
   };
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group, {.bucket_bytes = 40, .first_bucket_bytes = 40});
     auto expected = expected_average(group.size(), [](int) { return "abc"; });
@@ -73,7 +73,7 @@ TEST_P(Reducer, ABackwardInsideABackwardBelongsToItsStep) {
   // after the inner one.
   for (std::string inside : {"a", "b", "c", "ab", "bc", "abc"}) {
     for (bool unused : {false, true}) {
-      run_group(GetParam().engine, GetParam().size, [&](Group group) {
+      run_group(GetParam().backend, GetParam().size, [&](Group group) {
         Branches model;
         DistributedDataParallel ddp(
             model, group,
@@ -100,7 +100,7 @@ TEST_P(Reducer, ABackwardInsideABackwardBelongsToItsStep) {
 }
 
 TEST_P(Reducer, BackwardMayRunInAnotherThreadAndSeveralTimesOverOneGraph) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     at::Tensor loss = model->forward(input(group.rank()), "abc").sum();
@@ -114,7 +114,7 @@ TEST_P(Reducer, BackwardMayRunInAnotherThreadAndSeveralTimesOverOneGraph) {
 }
 
 TEST_P(Reducer, AutogradGradHasNoPartInIt) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     at::Tensor x = input(group.rank()).requires_grad_();
@@ -127,7 +127,7 @@ TEST_P(Reducer, AutogradGradHasNoPartInIt) {
 }
 
 TEST_P(Reducer, RefusesCreateGraphButNotInsideNoSync) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     auto loss = [&] { return model->forward(input(group.rank()), "abc").square().sum(); };
@@ -147,7 +147,7 @@ TEST_P(Reducer, RefusesCreateGraphButNotInsideNoSync) {
 }
 
 TEST_P(Reducer, NamesASparseGradient) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     torch::nn::Embedding model(torch::nn::EmbeddingOptions(5, 2).sparse(true));
     DistributedDataParallel ddp(model, group);
     for (int round = 0; round < 2; ++round) {
@@ -160,7 +160,7 @@ TEST_P(Reducer, NamesASparseGradient) {
 }
 
 TEST_P(Reducer, GradientsTheUserSetAreSeen) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     auto backward = [&] { model->forward(input(group.rank()), "abc").sum().backward(); };
@@ -179,7 +179,7 @@ TEST_P(Reducer, GradientsTheUserSetAreSeen) {
 }
 
 TEST_P(Reducer, ModuleZeroGradAndOptimizersZeroGradWorkInBothForms) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     torch::optim::SGD sgd(ddp.parameters(), 0.1);
@@ -194,7 +194,7 @@ TEST_P(Reducer, ModuleZeroGradAndOptimizersZeroGradWorkInBothForms) {
 }
 
 TEST_P(Reducer, FollowsAModelToAnotherDtypeAndStrides) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     model->forward(input(group.rank()), "abc").sum().backward();
@@ -228,7 +228,7 @@ TEST_P(Reducer, FollowsAModelToAnotherDtypeAndStrides) {
 }
 
 TEST_P(Reducer, LoadsAnArchiveBetweenSteps) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model, other;
     fill_parameters(*other, 50);
     std::stringstream stream;
@@ -245,7 +245,7 @@ TEST_P(Reducer, LoadsAnArchiveBetweenSteps) {
 }
 
 TEST_P(Reducer, AGradientThatIsSwitchedOnLaterIsAnError) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     model->layers[1]->bias.set_requires_grad(false);
     DistributedDataParallel ddp(model, group);
@@ -261,7 +261,7 @@ TEST_P(Reducer, AGradientThatIsSwitchedOnLaterIsAnError) {
 
 TEST_P(Reducer, BuffersFollowRankZeroAfterEachAveragedBackward) {
   for (bool broadcast : {true, false}) {
-    run_group(GetParam().engine, GetParam().size, [&](Group group) {
+    run_group(GetParam().backend, GetParam().size, [&](Group group) {
       ConvNet model;
       DistributedDataParallel ddp(model, group, {.broadcast_buffers = broadcast});
       for (int step = 0; step < 2; ++step) {
@@ -279,7 +279,7 @@ TEST_P(Reducer, BuffersFollowRankZeroAfterEachAveragedBackward) {
 }
 
 TEST_P(Reducer, AParameterUsedTwiceIsReducedOnce) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     for (int step = 0; step < 2; ++step) {
@@ -291,7 +291,7 @@ TEST_P(Reducer, AParameterUsedTwiceIsReducedOnce) {
 }
 
 TEST_P(Reducer, BucketsFollowRankZerosOrderOfReadiness) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group, {.bucket_bytes = 40, .first_bucket_bytes = 40});
     for (int step = 0; step < 3; ++step) {
@@ -312,7 +312,7 @@ TEST_P(Reducer, BucketsFollowRankZerosOrderOfReadiness) {
 
 INSTANTIATE_TEST_SUITE_P(All, Reducer, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
-class ReducerDeadline : public testing::TestWithParam<Engine> {};
+class ReducerDeadline : public testing::TestWithParam<BackendKind> {};
 
 TEST_P(ReducerDeadline, ARankThatNeverCallsBackwardIsNamed) {
   run_group(GetParam(), 2, [](Group group) {
@@ -330,7 +330,8 @@ TEST_P(ReducerDeadline, ARankThatNeverCallsBackwardIsNamed) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ReducerDeadline, testing::Values(Engine::local, Engine::shm),
+INSTANTIATE_TEST_SUITE_P(All, ReducerDeadline,
+                         testing::Values(BackendKind::local, BackendKind::shm),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
 }  // namespace

@@ -6,10 +6,10 @@ namespace {
 
 using namespace test;
 
-class ReducerUnused : public testing::TestWithParam<EngineRanks> {};
+class ReducerUnused : public testing::TestWithParam<BackendRanks> {};
 
 TEST_P(ReducerUnused, NamesParametersWithoutGradientOnAllRanksAndGoesOn) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group, {.bucket_bytes = 40, .first_bucket_bytes = 40});
     bool skips = group.rank() == group.size() - 1;  // only one rank leaves b out
@@ -32,7 +32,7 @@ TEST_P(ReducerUnused, UnusedParametersContributeZerosAndUnusedOnesEverywhereAreL
   auto path = [](int rank) {
     return rank % 2 == 0 ? std::string("a") : std::string("ab");
   };  // no rank uses c
-  run_group(GetParam().engine, GetParam().size, [&](Group group) {
+  run_group(GetParam().backend, GetParam().size, [&](Group group) {
     Branches model;
     DistributedDataParallel ddp(
         model, group,
@@ -47,7 +47,7 @@ TEST_P(ReducerUnused, UnusedParametersContributeZerosAndUnusedOnesEverywhereAreL
 }
 
 TEST_P(ReducerUnused, AnAccumulatedGradientThatNoRankUsedStays) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group, {.find_unused_parameters = true});
     model->forward(input(group.rank()), "abc").sum().backward();
@@ -62,7 +62,7 @@ TEST_P(ReducerUnused, AnAccumulatedGradientThatNoRankUsedStays) {
 }
 
 TEST_P(ReducerUnused, WhatWasUsedOnlyInsideNoSyncIsAveraged) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group, {.find_unused_parameters = true});
     {
@@ -81,7 +81,7 @@ TEST_P(ReducerUnused, WhatWasUsedOnlyInsideNoSyncIsAveraged) {
 
 // Even without find_unused_parameters; a parameter without any gradient is still an error.
 TEST_P(ReducerUnused, WhatNoSyncHasKeptIsNotUnused) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     for (int step = 0; step < 2; ++step) {
@@ -106,7 +106,7 @@ TEST_P(ReducerUnused, WhatNoSyncHasKeptIsNotUnused) {
 }
 
 TEST_P(ReducerUnused, NoSyncNestsAndAveragesTheAccumulatedSum) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group);
     auto backward = [&] { model->forward(input(group.rank()), "abc").sum().backward(); };

@@ -7,17 +7,17 @@ namespace {
 
 using namespace test;
 
-DataParallelOptions static_options(bool is_static) {
+DistributedDataParallelOptions static_options(bool is_static) {
   return {.bucket_bytes = 40,
           .first_bucket_bytes = 40,
           .find_unused_parameters = !is_static,
           .static_graph = is_static};
 }
 
-class StaticGraph : public testing::TestWithParam<EngineRanks> {};
+class StaticGraph : public testing::TestWithParam<BackendRanks> {};
 
 TEST_P(StaticGraph, GivesWhatFindingThemInEachStepGives) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches plain, fixed;
     DistributedDataParallel one(plain, group, static_options(false));
     DistributedDataParallel other(fixed, group, static_options(true));
@@ -43,11 +43,11 @@ TEST_P(StaticGraph, GivesWhatFindingThemInEachStepGives) {
 
 // All buckets are reduced once all existing gradients are ready, while backward() is still running.
 TEST_P(StaticGraph, NothingWaitsForUnusedParameters) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     for (bool is_static : {false, true}) {
       Branches model;
       int given = 0, given_in_backward = 0, buckets = 0;
-      DataParallelOptions options = static_options(is_static);
+      DistributedDataParallelOptions options = static_options(is_static);
       options.hook = hook_of("count", [&](const GradientBucket& bucket, Group& ranks) {
         ++given;
         if (bucket.is_last()) buckets = bucket.number() + 1;
@@ -76,7 +76,7 @@ TEST_P(StaticGraph, NothingWaitsForUnusedParameters) {
 }
 
 TEST_P(StaticGraph, AnotherGraphIsNamedAndTheNextStepWorks) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     Branches model;
     DistributedDataParallel ddp(model, group, static_options(true));
     auto backward_of = [&](const std::string& path) {

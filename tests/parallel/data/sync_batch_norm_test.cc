@@ -39,13 +39,13 @@ at::Tensor synced_images(int rank, int step, std::int64_t rows) {
 // The number of rows of a rank.
 using RowsOfRank = std::function<std::int64_t(int rank)>;
 
-class SyncNorms : public testing::TestWithParam<EngineRanks> {
+class SyncNorms : public testing::TestWithParam<BackendRanks> {
  protected:
   // Makes three steps and an evaluation. Gradients, gradients of the input, and running statistics
   // must equal those of one process with all rows.
   static void compare(const RowsOfRank& rows, const std::function<SyncedNet()>& make,
                       at::MemoryFormat format = at::MemoryFormat::Contiguous) {
-    run_group(GetParam().engine, GetParam().size, [&](Group group) {
+    run_group(GetParam().backend, GetParam().size, [&](Group group) {
       SyncedNet model = make(), expected = make();
       SyncBatchNorm sync(model, group);
       EXPECT_EQ(sync.layers(), (std::vector<std::string>{"norm", "last"}));
@@ -111,7 +111,7 @@ TEST_P(SyncNorms, NoWeights) {
 }
 
 TEST_P(SyncNorms, NoRunningStatistics) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     SyncedNet model(0.1, true, false), expected(0.1, true, false);
     SyncBatchNorm sync(model, group);
     std::vector<at::Tensor> all;

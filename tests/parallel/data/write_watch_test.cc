@@ -57,7 +57,7 @@ const char* const ways[] = {"Embedding", "EmbeddingBag", "functional"};
 
 at::Tensor ids_of(int rank) { return at::arange(2, at::kLong) + 2 * rank; }
 
-std::map<std::string, DataParallelOptions> variants() {
+std::map<std::string, DistributedDataParallelOptions> variants() {
   return {{"as it is", {}},
           {"tiny buckets", {.bucket_bytes = 1, .first_bucket_bytes = 1}},
           {"static graph", {.static_graph = true}},

@@ -5,7 +5,7 @@
 #include <lockstep/plan/simulation.h>
 
 #include "parallel/pipeline/support.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -93,14 +93,14 @@ Taken taken_by(Group group, std::string_view name, int micro_batches) {
 
 TEST(PipelineBubble, IsTheOneOfTheSimulator) {
   for (const char* name : {"gpipe", "1f1b", "zb-h1"})
-    run_group(Engine::local, 2, [&](Group group) {
+    run_group(BackendKind::local, 2, [&](Group group) {
       const Taken taken = taken_by(group, name, 4);
       EXPECT_NEAR(taken.seconds / taken.promised, 1, 0.02) << name;
     });
 }
 
 TEST(PipelineBubble, IsSmallerWithoutBubbleThanWithOne) {
-  run_group(Engine::local, 2, [&](Group group) {
+  run_group(BackendKind::local, 2, [&](Group group) {
     const double with = taken_by(group, "1f1b", 4).seconds;
     EXPECT_LT(taken_by(group, "zbv", 4).seconds, 0.95 * with);
   });

@@ -3,7 +3,7 @@
 #include <lockstep/parallel/sharded/deferred.h>
 
 #include "parallel/pipeline/support.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ torch::nn::Sequential made_blocks() {
 
 TEST(DeferredPipeline, StagesGetTheirValues) {
   for (const int ranks : {1, 2})
-    run_group(Engine::local, ranks, [&](Group group) {
+    run_group(BackendKind::local, ranks, [&](Group group) {
       auto plain = made_blocks();
       auto model = deferred(made_blocks, {.smallest = 1});
       Pipeline pipeline(split(model, even_points(4, ranks)),
@@ -38,7 +38,7 @@ TEST(DeferredPipeline, StagesGetTheirValues) {
 }
 
 TEST(SmallEvaluations, AreOfAsManyMicroBatchesAsRows) {
-  run_group(Engine::local, 2, [](Group group) {
+  run_group(BackendKind::local, 2, [](Group group) {
     auto plain = blocks(4), model = blocks(4);
     Pipeline pipeline(split(model, even_points(4, 2)),
                       plan::make_schedule("1f1b", {.stages = 2, .micro_batches = 4}), group,

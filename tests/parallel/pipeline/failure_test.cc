@@ -6,7 +6,7 @@
 
 #include "parallel/pipeline/support.h"
 #include "support/processes.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ std::vector<Stage> with_deed(int stage, int call, std::function<void()> deed) {
   return stages;
 }
 
-class PipelineFailsOn : public EngineTest {};
+class PipelineFailsOn : public BackendTest {};
 
 TEST_P(PipelineFailsOn, AStageThatThrowsIsNamedOnEveryRank) {
   for (int stage = 0; stage < ranks; ++stage)
@@ -151,7 +151,7 @@ TEST_P(PipelineFailsOn, RanksWithDifferentSchedulesAreAMismatch) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, PipelineFailsOn, every_engine({ranks}), engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, PipelineFailsOn, every_backend({ranks}), backend_test_name);
 
 TEST(PipelineFails, ArgumentsThatDoNotFitAreOneLine) {
   auto model = blocks(2);
@@ -175,7 +175,7 @@ TEST(PipelineFails, ArgumentsThatDoNotFitAreOneLine) {
 // The other pipeline waits to average gradients that will never come.
 TEST(PipelineFails, OtherPipelinesOfTheMeshAreToldAtOnce) {
   run_group(
-      Engine::shm, 4,
+      BackendKind::shm, 4,
       [&](Group world) {
         const Mesh mesh(world, {{"pp", 2}, {"dp", 2}});
         auto model = blocks(4);

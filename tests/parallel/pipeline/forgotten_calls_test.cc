@@ -3,7 +3,7 @@
 #include <lockstep/parallel/pipeline/pipeline.h>
 
 #include "parallel/pipeline/support.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -14,7 +14,7 @@ namespace {
 
 using namespace test;
 
-class PipelineModule : public EngineTest {};
+class PipelineModule : public BackendTest {};
 
 // A pipeline and the same model in one process, each with an optimizer.
 struct Pair {
@@ -133,7 +133,7 @@ TEST_P(PipelineModule, InputsThatWouldGetNoGradientAreRefused) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, PipelineModule, every_engine({1, 3}), engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, PipelineModule, every_backend({1, 3}), backend_test_name);
 
 }  // namespace
 }  // namespace lockstep

@@ -7,7 +7,7 @@
 #include <lockstep/parallel/parallelize.h>
 
 #include "parallel/pipeline/support.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/functional.h>
@@ -18,7 +18,7 @@ namespace {
 
 using namespace test;
 
-class PipelineHandle : public EngineTest {};
+class PipelineHandle : public BackendTest {};
 
 struct Piped {
   torch::nn::Sequential model = blocks(block_count), plain = blocks(block_count);
@@ -223,7 +223,7 @@ TEST(PipelineOfTwoRanks, ABufferOfStagesOnSeveralRanksIsLoadedOnEach) {
 // Stages send several tensors: one without a gradient, one of integers, one that the next stage
 // does not use.
 TEST(PipelineOfTwoRanks, PassesSeveralTensors) {
-  run_group(Engine::shm, 2, [&](Group group) {
+  run_group(BackendKind::shm, 2, [&](Group group) {
     torch::nn::Linear first(block_width, block_width), second(block_width, block_width);
     fill_parameters(*first, 1);
     fill_parameters(*second, 2);
@@ -261,7 +261,7 @@ TEST(PipelineOfTwoRanks, PassesSeveralTensors) {
 // pp 2 x dp 2: each stage has two replicas, whose gradients are averaged.
 TEST(PipelineOnAMesh, StagesMayHaveReplicas) {
   for (const char* name : {"1f1b", "zb-h1"})
-    run_group(Engine::shm, 4, [&](Group world) {
+    run_group(BackendKind::shm, 4, [&](Group world) {
       ParallelModel pipeline = parallelize(blocks(block_count), Mesh(world, {{"pp", 2}, {"dp", 2}}),
                                            {.pipeline = {name}, .micro_batches = 3});
       for (int step = 0; step < 2; ++step) {
@@ -289,7 +289,7 @@ TEST(PipelineOnAMesh, StagesMayHaveReplicas) {
 TEST(PipelineOnAMesh, StagesMayBeSharded) {
   for (ShardLevel level : {ShardLevel::optimizer, ShardLevel::gradients, ShardLevel::full})
     for (const char* name : {"1f1b", "zb-h1"})
-      run_group(Engine::shm, 4, [&](Group world) {
+      run_group(BackendKind::shm, 4, [&](Group world) {
         ParallelModel pipeline =
             parallelize(blocks(block_count), Mesh(world, {{"pp", 2}, {"fsdp", 2}}),
                         {.shard = {.level = level}, .pipeline = {name}, .micro_batches = 3});
@@ -326,10 +326,10 @@ TEST(PipelineOnAMesh, StagesMayBeSharded) {
       });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, PipelineHandle,
-                         testing::Combine(testing::Values(Engine::local, Engine::shm),
+INSTANTIATE_TEST_SUITE_P(Backends, PipelineHandle,
+                         testing::Combine(testing::Values(BackendKind::local, BackendKind::shm),
                                           testing::Values(1, 2, 4)),
-                         engine_test_name);
+                         backend_test_name);
 
 }  // namespace
 }  // namespace lockstep

@@ -3,7 +3,7 @@
 
 #include "parallel/pipeline/support.h"
 #include "parallel/post_orders.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/linear.h>
@@ -19,7 +19,7 @@ namespace {
 
 using namespace test;
 
-class PipelineMessages : public EngineTest {};
+class PipelineMessages : public BackendTest {};
 
 void freeze(torch::nn::Module& module, bool is_frozen) {
   for (at::Tensor& parameter : module.parameters()) parameter.set_requires_grad(!is_frozen);
@@ -143,7 +143,7 @@ TEST(PipelineSizes, AreToldOnceForEachNumberOfRows) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, PipelineMessages, every_engine({1, 2, 4}), engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, PipelineMessages, every_backend({1, 2, 4}), backend_test_name);
 
 }  // namespace
 }  // namespace lockstep

@@ -5,7 +5,7 @@
 #include <lockstep/plan/schedule.h>
 
 #include "parallel/pipeline/support.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ plan::Schedule schedule_for(std::string_view name, int ranks) {
       name, {.stages = ranks * chunks_of(name), .micro_batches = ranks == 1 ? 3 : 2 * ranks});
 }
 
-class PipelineOn : public EngineTest {};
+class PipelineOn : public BackendTest {};
 
 // Two steps of SGD, an evaluation, and the outputs.
 void expect_equal_to_one_process(Group group, const plan::Schedule& schedule) {
@@ -69,7 +69,7 @@ TEST_P(PipelineOn, EveryScheduleEqualsOneProcessBitForBit) {
 
 // An unnamed schedule: consecutive stages on one rank, with split backwards (I and W).
 TEST(PipelineOfTwoRanks, ExecutesTheScheduleOfAFile) {
-  run_group(Engine::shm, 2, [&](Group group) {
+  run_group(BackendKind::shm, 2, [&](Group group) {
     expect_equal_to_one_process(group,
                                 plan::parse_schedule("0F0,1F0,0F1,1F1,1I1,1W1,0B1,1B0,0I0,0W0\n"
                                                      "2F0,3F0,2F1,3B0,3F1,3I1,2I1,2B0,2W1,3W1\n",
@@ -87,7 +87,7 @@ TORCH_MODULE(Shift);
 // The gradient of `shift` reuses the memory of its input's gradient. The next micro-batch
 // accumulates into it, possibly before the previous stage has read the input's gradient.
 TEST(PipelineOfOneRank, AGradientThatIsPassedOnDoesNotGrow) {
-  run_group(Engine::local, 1, [&](Group group) {
+  run_group(BackendKind::local, 1, [&](Group group) {
     for (const char* actions :
          {"0F0,0F1,1F0,1F1,1I0,1W0,1I1,1W1,0B0,0B1\n", "0F0,0F1,1F0,1F1,1B0,1B1,0B0,0B1\n"}) {
       torch::manual_seed(1);
@@ -105,10 +105,10 @@ TEST(PipelineOfOneRank, AGradientThatIsPassedOnDoesNotGrow) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, PipelineOn, every_engine({1, 4}), engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, PipelineOn, every_backend({1, 4}), backend_test_name);
 // Three stages divide the blocks unevenly.
-INSTANTIATE_TEST_SUITE_P(Uneven, PipelineOn, testing::Values(std::tuple(Engine::local, 3)),
-                         engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Uneven, PipelineOn, testing::Values(std::tuple(BackendKind::local, 3)),
+                         backend_test_name);
 
 }  // namespace
 }  // namespace lockstep

@@ -107,8 +107,8 @@ std::vector<ModelPiece> pieces_of(const models::Gpt& model) {
 
 TEST(Split, CutsAModelThatIsToldInPieces) {
   torch::manual_seed(3);
-  models::Gpt model(
-      models::GptOptions{.layers = 3, .heads = 2, .width = 8, .block = 6, .vocabulary = 11});
+  models::Gpt model(models::GptOptions{
+      .layers = 3, .heads = 2, .hidden_size = 8, .context_length = 6, .vocabulary = 11});
   const std::vector<Stage> stages =
       split(*model, pieces_of(model), {"transformer.h.1", "transformer.h.2"});
   const at::Tensor ids = at::arange(12).reshape({2, 6}).remainder(11);
@@ -121,8 +121,8 @@ TEST(Split, CutsAModelThatIsToldInPieces) {
 }
 
 TEST(Split, PiecesThatCannotBeMeantAreOneLine) {
-  models::Gpt model(
-      models::GptOptions{.layers = 2, .heads = 2, .width = 8, .block = 6, .vocabulary = 11});
+  models::Gpt model(models::GptOptions{
+      .layers = 2, .heads = 2, .hidden_size = 8, .context_length = 6, .vocabulary = 11});
   auto pieces = pieces_of(model);
   pieces[1].modules = {"transformer.h.7"};
   expect_contains(message_of<InvalidArgument>([&] { (void)split(*model, pieces, {}); }),

@@ -4,7 +4,7 @@
 #include <lockstep/parallel/parallelize.h>
 
 #include "parallel/pipeline/support.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/embedding.h>
@@ -14,7 +14,7 @@ namespace {
 
 using namespace test;
 
-class PipelineTies : public EngineTest {};
+class PipelineTies : public BackendTest {};
 
 // A model whose embedding is also its last layer.
 struct Tied {
@@ -93,7 +93,7 @@ TEST_P(PipelineTies, ATiedWeightIsOneOnAllItsStages) {
 
 // The memory of a weight may be transposed.
 TEST(PipelineTiesOfTwoRanks, MayLieTransposed) {
-  run_group(Engine::shm, 2, [&](Group group) {
+  run_group(BackendKind::shm, 2, [&](Group group) {
     auto first = std::make_shared<torch::nn::Module>("first");
     const at::Tensor weight =
         first->register_parameter("weight", values({block_width, block_width + 1}, 1).t());
@@ -189,22 +189,22 @@ void expect_tied_on_one_rank(const Mesh& mesh, const ShardOptions& shard = {}) {
 }
 
 TEST(PipelineTiesOfOneRank, AreAveragedOnceOverReplicas) {
-  run_group(Engine::shm, 4, [](Group world) {
+  run_group(BackendKind::shm, 4, [](Group world) {
     expect_tied_on_one_rank(Mesh(world, {{"pp", 2}, {"dp", 2}}));
   });
 }
 
 TEST(PipelineTiesOfOneRank, MayBeDivided) {
   for (const ShardLevel level : {ShardLevel::optimizer, ShardLevel::full})
-    run_group(Engine::shm, 4, [&](Group world) {
+    run_group(BackendKind::shm, 4, [&](Group world) {
       expect_tied_on_one_rank(Mesh(world, {{"pp", 2}, {"fsdp", 2}}), {.level = level});
     });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, PipelineTies,
-                         testing::Combine(testing::Values(Engine::local, Engine::shm),
+INSTANTIATE_TEST_SUITE_P(Backends, PipelineTies,
+                         testing::Combine(testing::Values(BackendKind::local, BackendKind::shm),
                                           testing::Values(1, 2, 4)),
-                         engine_test_name);
+                         backend_test_name);
 
 }  // namespace
 }  // namespace lockstep

@@ -47,7 +47,7 @@ struct Place {
 class LostWorker : public testing::TestWithParam<Place> {};
 
 TEST_P(LostWorker, TheRestGoesOn) {
-  if (std::string(GetParam().backend) == "gloo" && !has(Engine::gloo)) GTEST_SKIP();
+  if (std::string(GetParam().backend) == "gloo" && !has(BackendKind::gloo)) GTEST_SKIP();
   Servers place(2, 3, GetParam().backend,
                 {.optimizer = plain_sgd(0.05), .consistency = GetParam().consistency});
   expect_exits(run_ranks(place.processes(),
@@ -85,7 +85,7 @@ INSTANTIATE_TEST_SUITE_P(Places, LostWorker,
 
 TEST(LostServer, IsNamedByEveryWorker) {
   for (const char* backend : {"shm", "gloo"}) {
-    if (std::string(backend) == "gloo" && !has(Engine::gloo)) continue;
+    if (std::string(backend) == "gloo" && !has(BackendKind::gloo)) continue;
     Servers place(2, 2, backend, {.optimizer = plain_sgd(0.05)});
     expect_exits(run_ranks(place.processes(),
                            [&](int process) {

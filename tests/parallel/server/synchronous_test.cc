@@ -57,7 +57,8 @@ class Synchronous : public testing::TestWithParam<Case> {};
 
 TEST_P(Synchronous, EqualsDistributedDataParallelBitForBit) {
   auto [backend, servers, workers] = GetParam();
-  if (std::string(backend) == "gloo" && !has(Engine::gloo)) GTEST_SKIP() << "no gloo in this build";
+  if (std::string(backend) == "gloo" && !has(BackendKind::gloo))
+    GTEST_SKIP() << "no gloo in this build";
   for (const Problem& problem : problems()) {
     auto make = made_with<optim::AdamW>(torch::optim::AdamWOptions(0.01));
     auto expected = by_ddp(problem, workers, make);
@@ -93,7 +94,7 @@ TEST(SynchronousServers, EqualsDistributedDataParallelOnShm) {
   const Problem problem = problems().front();
   auto make = made_with<optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9));
   TemporaryFolder folder;
-  run_group(Engine::shm, 3, [&](Group group) {
+  run_group(BackendKind::shm, 3, [&](Group group) {
     auto model = problem.make();
     fill_parameters(*model, 5);
     DistributedDataParallel ddp(model, group);

@@ -267,7 +267,7 @@ TEST_P(ShardedEdgeCase, ShardsChangeWhileAUnitIsOnItsWay) {
   };
   run(body);
   for (ShardStorage storage : all_storages)
-    run_group(Engine::shm, 2, [&](const Group& group) {
+    run_group(BackendKind::shm, 2, [&](const Group& group) {
       Pair pair(group, {.level = GetParam(), .storage = storage});
       body(pair, group);
     });

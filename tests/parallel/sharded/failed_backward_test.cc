@@ -146,7 +146,7 @@ TEST_P(FailedBackward, OfOneRankAloneLeavesAHandleThatWorks) {
 TEST_P(FailedBackward, WithManyUnitsEndsTheHandleOnAllRanks) {
   constexpr int count = 100;
   for (int steps_before : {0, 1})  // gathers without a recorded order, and with one
-    run_group(Engine::shm, 3, [&](const Group& group) {
+    run_group(BackendKind::shm, 3, [&](const Group& group) {
       Layers layers(group, count, {.level = GetParam()});
       const auto backward = [&](bool fails) {
         at::Tensor x = layers.input;
@@ -166,8 +166,8 @@ TEST_P(FailedBackward, WithManyUnitsEndsTheHandleOnAllRanks) {
 
 // Gradients are also reduced between the replicas of shards.
 TEST_P(FailedBackward, OnAMeshOfTwoAxesEndsTheHandleOnAllRanks) {
-  for (Engine engine : {Engine::local, Engine::shm})
-    run_group(engine, 4, [&](const Group& group) {
+  for (BackendKind backend : {BackendKind::local, BackendKind::shm})
+    run_group(backend, 4, [&](const Group& group) {
       Mesh mesh(group, {{"dp", 2}, {"fsdp", 2}});
       Layers layers(mesh, 30, {.level = GetParam()});
       layers.forward().backward();

@@ -14,8 +14,8 @@ namespace {
 using namespace test;
 
 TEST(NodeSharedStorage, IsTheSameMemoryOnEveryRank) {
-  for (Engine engine : {Engine::local, Engine::shm})
-    run_group(engine, 3, [](Group group) {
+  for (BackendKind backend : {BackendKind::local, BackendKind::shm})
+    run_group(backend, 3, [](Group group) {
       Pair pair(group, shared());
       auto scope = pair.sharded->unsharded();
       float* data = pair.layer(0).weight.data_ptr<float>();
@@ -61,8 +61,8 @@ TEST(NodeSharedStorage, PublishesACastInMixedPrecision) {
 }
 
 TEST(NodeSharedStorage, IsRefusedWhereRanksShareNoMemoryAndNothingHasChanged) {
-  if (!has(Engine::gloo)) GTEST_SKIP() << "no Gloo in this build";
-  run_group(Engine::gloo, 2, [](Group group) {
+  if (!has(BackendKind::gloo)) GTEST_SKIP() << "no Gloo in this build";
+  run_group(BackendKind::gloo, 2, [](Group group) {
     torch::nn::Linear model(3, 2);
     fill_parameters(*model, 4 + group.rank());
     at::Tensor before = model->weight.detach().clone();
@@ -87,8 +87,8 @@ TEST(NodeSharedStorage, OfDifferentOptionsIsAMismatch) {
 TEST(NodeSharedStorage, OnTwoAxesEachCopyIsSharedByItsRanks) {
   Problem problem = problems()[0];
   History expected = one_process(problem, adamw(), 4, 3);
-  for (Engine engine : {Engine::local, Engine::shm})
-    run_group(engine, 4, [&](Group group) {
+  for (BackendKind backend : {BackendKind::local, BackendKind::shm})
+    run_group(backend, 4, [&](Group group) {
       Mesh mesh(group, {{"copies", 2}, {"shards", 2}});
       for (ShardLevel level : all_levels)
         expect_same_history(expected, problem, mesh, shared({.level = level}), adamw());
@@ -97,7 +97,7 @@ TEST(NodeSharedStorage, OnTwoAxesEachCopyIsSharedByItsRanks) {
 
 // An arena of 64 MB has no room for twelve handles of 12 MB each.
 TEST(NodeSharedStorage, IsFreedWithItsHandle) {
-  run_group(Engine::shm, 2, [](Group group) {
+  run_group(BackendKind::shm, 2, [](Group group) {
     for (int round = 0; round < 12; ++round) {
       torch::nn::Linear model(torch::nn::LinearOptions(1024, 1024).bias(false));
       ShardOptions options = shared();
@@ -124,7 +124,7 @@ double proportional_bytes() {
 // The total of four processes: parameters once, each rank's shard of the optimizer's state, and the
 // buffers of a small model.
 TEST(NodeSharedStorage, FourRanksHoldOneReplica) {
-  run_group(Engine::shm, 4, [](Group group) {
+  run_group(BackendKind::shm, 4, [](Group group) {
     at::set_num_threads(1);
     constexpr std::int64_t width = 768, layers = 10;
     double before = 0, after = 0;
@@ -166,7 +166,7 @@ int named_shared_mappings() {
 }
 
 TEST(NodeSharedStorage, LeavesNothingBehindWhenARankIsKilled) {
-  RankRendezvous place(Engine::shm, 3);
+  RankRendezvous place(BackendKind::shm, 3);
   RankProcesses ranks(3, [&](int rank) {
     Pair pair(place.join(rank), shared());
     auto adamw = our_adamw()(pair.sharded->parameters());

@@ -29,9 +29,9 @@ struct Strategy {
 };
 
 // Threads for odd numbers of ranks and processes for even ones, so that each strategy runs on both.
-Engine engine_of(const Strategy& strategy, int ranks) {
-  if (strategy.is_on_gloo) return Engine::gloo;
-  return ranks % 2 == 0 ? Engine::shm : Engine::local;
+BackendKind backend_of(const Strategy& strategy, int ranks) {
+  if (strategy.is_on_gloo) return BackendKind::gloo;
+  return ranks % 2 == 0 ? BackendKind::shm : BackendKind::local;
 }
 
 std::vector<Strategy> strategies() {
@@ -42,7 +42,7 @@ std::vector<Strategy> strategies() {
                      ShardOptions{.level = level, .storage = storage}});
   all.push_back({"full, node_shared, reduced in the step",
                  ShardOptions{.storage = ShardStorage::node_shared, .reduce_in_step = true}});
-  if (has(Engine::gloo)) all.push_back({"full, private, on Gloo", ShardOptions(), true});
+  if (has(BackendKind::gloo)) all.push_back({"full, private, on Gloo", ShardOptions(), true});
   return all;
 }
 
@@ -107,7 +107,7 @@ TEST_P(ShardedParityTable, StepsOfTheGpt) {
   std::string row = formatted("| {} |", strategy.name);
   for (int ranks = 2; ranks <= most_ranks; ++ranks) {
     std::fill_n(differences, most_ranks, 0.0);
-    run_group(engine_of(strategy, ranks), ranks, [&](Group group) {
+    run_group(backend_of(strategy, ranks), ranks, [&](Group group) {
       differences[group.rank()] = difference_of(
           strategy, problems()[2], expected[static_cast<std::size_t>(ranks) - 2], group);
     });

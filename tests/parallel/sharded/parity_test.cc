@@ -7,12 +7,12 @@ namespace {
 
 using namespace test;
 
-class ShardedParity : public testing::TestWithParam<EngineRanks> {};
+class ShardedParity : public testing::TestWithParam<BackendRanks> {};
 
 TEST_P(ShardedParity, EveryLevelEqualsOneProcess) {
   for (const Problem& problem : problems()) {
     History expected = one_process(problem, adamw(), GetParam().size, 4);
-    run_group(GetParam().engine, GetParam().size, [&](Group group) {
+    run_group(GetParam().backend, GetParam().size, [&](Group group) {
       for (ShardLevel level : all_levels)
         for (ShardStorage storage : all_storages)
           expect_same_history(expected, problem, group, {.level = level, .storage = storage},
@@ -24,7 +24,7 @@ TEST_P(ShardedParity, EveryLevelEqualsOneProcess) {
 TEST_P(ShardedParity, AccumulatedMicroBatchesToo) {
   Problem problem = problems()[2];
   History expected = one_process(problem, momentum(), GetParam().size, 3, /*parts=*/3);
-  run_group(GetParam().engine, GetParam().size, [&](Group group) {
+  run_group(GetParam().backend, GetParam().size, [&](Group group) {
     for (ShardLevel level : all_levels)
       for (ShardStorage storage : all_storages)
         expect_same_history(expected, problem, group, {.level = level, .storage = storage},
@@ -33,11 +33,12 @@ TEST_P(ShardedParity, AccumulatedMicroBatchesToo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Local, ShardedParity,
-                         testing::ValuesIn(ranks_of({Engine::local}, {1, 2, 5})), name_of_ranks);
-INSTANTIATE_TEST_SUITE_P(Shm, ShardedParity, testing::ValuesIn(ranks_of({Engine::shm}, {3, 4})),
+                         testing::ValuesIn(ranks_of({BackendKind::local}, {1, 2, 5})),
                          name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(Shm, ShardedParity,
+                         testing::ValuesIn(ranks_of({BackendKind::shm}, {3, 4})), name_of_ranks);
 
-class ShardedParitySettings : public testing::TestWithParam<Engine> {};
+class ShardedParitySettings : public testing::TestWithParam<BackendKind> {};
 
 // These settings change when parameters are gathered and how many, but not their values.
 TEST_P(ShardedParitySettings, EverySettingGivesTheSame) {
@@ -63,8 +64,8 @@ TEST_P(ShardedParitySettings, EverySettingGivesTheSame) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, ShardedParitySettings,
-                         testing::Values(Engine::local, Engine::shm),
+INSTANTIATE_TEST_SUITE_P(Backends, ShardedParitySettings,
+                         testing::Values(BackendKind::local, BackendKind::shm),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
 }  // namespace

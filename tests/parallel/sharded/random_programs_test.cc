@@ -187,7 +187,7 @@ TEST_P(RandomPrograms, SeeTheSameInNodeSharedAndInPrivateMemory) {
     constexpr std::uint64_t programs = 5;  // per group of ranks, whose creation costs more
     auto seed = rounds.random()();
     int size = 2 + static_cast<int>(below(rounds.random(), 3));
-    run_group(Engine::shm, size, [&](Group group) {
+    run_group(BackendKind::shm, size, [&](Group group) {
       at::set_num_threads(1);
       for (std::uint64_t i = 0; i < programs && !testing::Test::HasFailure(); ++i)
         compare(seed + i, group);

@@ -36,9 +36,9 @@ std::vector<MakeOptimizer> our_optimizers() {
           made<optim::SGD>(torch::optim::SGDOptions(0.05).momentum(0.9).nesterov(true))};
 }
 
-class ReduceInStep : public testing::TestWithParam<EngineRanks> {
+class ReduceInStep : public testing::TestWithParam<BackendRanks> {
  protected:
-  void run(const GroupBody& body) { run_group(GetParam().engine, GetParam().size, body); }
+  void run(const GroupBody& body) { run_group(GetParam().backend, GetParam().size, body); }
 };
 
 TEST_P(ReduceInStep, EqualsReduceScatterAndStepBitForBit) {
@@ -80,9 +80,9 @@ TEST_P(ReduceInStep, AdamWMovesFourTimesRanksAndTwentyFourBytesAParameter) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Local, ReduceInStep, testing::ValuesIn(ranks_of({Engine::local}, {1, 4})),
-                         name_of_ranks);
-INSTANTIATE_TEST_SUITE_P(Shm, ReduceInStep, testing::ValuesIn(ranks_of({Engine::shm}, {3})),
+INSTANTIATE_TEST_SUITE_P(Local, ReduceInStep,
+                         testing::ValuesIn(ranks_of({BackendKind::local}, {1, 4})), name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(Shm, ReduceInStep, testing::ValuesIn(ranks_of({BackendKind::shm}, {3})),
                          name_of_ranks);
 
 // A handle that reduces gradients in backward(), and one that leaves the reduction to step().

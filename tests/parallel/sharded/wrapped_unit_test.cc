@@ -7,10 +7,10 @@ namespace {
 
 using namespace test;
 
-class WrappedUnits : public testing::TestWithParam<EngineRanks> {};
+class WrappedUnits : public testing::TestWithParam<BackendRanks> {};
 
 TEST_P(WrappedUnits, HaveTheSameLossesShardsAndGradients) {
-  run_group(GetParam().engine, GetParam().size, [](Group group) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
     torch::nn::Sequential model(torch::nn::Linear(6, 9), torch::nn::Linear(9, 4));
     torch::nn::Linear first(6, 9), second(9, 4);
     fill_parameters(*model, 3);
@@ -46,7 +46,8 @@ TEST_P(WrappedUnits, HaveTheSameLossesShardsAndGradients) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, WrappedUnits,
-                         testing::ValuesIn(ranks_of({Engine::local}, {1, 2, 3, 4})), name_of_ranks);
+                         testing::ValuesIn(ranks_of({BackendKind::local}, {1, 2, 3, 4})),
+                         name_of_ranks);
 
 }  // namespace
 }  // namespace lockstep

@@ -8,7 +8,7 @@
 #include "global/mesh_context.h"
 #include "parallel/parity_optimizer.h"
 #include "parallel/tensor/support.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -47,13 +47,13 @@ at::Tensor loss_of(Net& model, const ParallelModel& cp, const TokenBatch& batch)
   return model->loss(cut[0], cut[1]);
 }
 
-class ContextGpt : public EngineTest {};
+class ContextGpt : public BackendTest {};
 
 // The 13 tokens are not divisible by 2 or 3 ranks. Two threads make a hundred steps in float64 and
 // in zigzag order.
 TEST_P(ContextGpt, AHundredStepsAreThoseOfOneProcess) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
-    const bool is_long = engine() == Engine::local && size() == 2 && dtype == at::kDouble;
+    const bool is_long = backend() == BackendKind::local && size() == 2 && dtype == at::kDouble;
     const int most = is_long ? 100 : 10;
     const double bound = dtype == at::kFloat ? 2e-6 : 1e-12;
     std::vector<double> expected;
@@ -95,11 +95,12 @@ TEST_P(ContextGpt, AHundredStepsAreThoseOfOneProcess) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ContextGpt,
-                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
-                                         std::tuple(Engine::shm, 2)),
-                         engine_test_name);
+                         testing::Values(std::tuple(BackendKind::local, 2),
+                                         std::tuple(BackendKind::local, 3),
+                                         std::tuple(BackendKind::shm, 2)),
+                         backend_test_name);
 
-class ContextAndOthers : public EngineTest {};
+class ContextAndOthers : public BackendTest {};
 
 // The mean loss of two replicas is the mean over the whole batch.
 TEST_P(ContextAndOthers, GradientsAreThoseOfOneProcessOnTheWholeBatch) {
@@ -135,11 +136,12 @@ TEST_P(ContextAndOthers, GradientsAreThoseOfOneProcessOnTheWholeBatch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ContextAndOthers,
-                         testing::Values(std::tuple(Engine::local, 6), std::tuple(Engine::local, 8),
-                                         std::tuple(Engine::shm, 4)),
-                         engine_test_name);
+                         testing::Values(std::tuple(BackendKind::local, 6),
+                                         std::tuple(BackendKind::local, 8),
+                                         std::tuple(BackendKind::shm, 4)),
+                         backend_test_name);
 
-class ContextLlama : public EngineTest {};
+class ContextLlama : public BackendTest {};
 
 // Rotary embeddings get the global positions; queries are grouped.
 TEST_P(ContextLlama, LossAndGradientsAreThoseOfOneProcess) {
@@ -148,8 +150,8 @@ TEST_P(ContextLlama, LossAndGradientsAreThoseOfOneProcess) {
     options.layers = 2;
     options.heads = 4;
     options.key_value_heads = 2;
-    options.width = 32;
-    options.block = 13;
+    options.hidden_size = 32;
+    options.context_length = 13;
     options.vocabulary = 37;
     auto plain = made_alike([&] { return models::Llama(options); }, at::kDouble);
     const TokenBatch batch(2);
@@ -169,16 +171,17 @@ TEST_P(ContextLlama, LossAndGradientsAreThoseOfOneProcess) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ContextLlama,
-                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
-                                         std::tuple(Engine::local, 4)),
-                         engine_test_name);
+                         testing::Values(std::tuple(BackendKind::local, 2),
+                                         std::tuple(BackendKind::local, 3),
+                                         std::tuple(BackendKind::local, 4)),
+                         backend_test_name);
 
-class ContextTraffic : public EngineTest {};
+class ContextTraffic : public BackendTest {};
 
 std::pair<Traffic, Traffic> context_traffic(Group group, std::int64_t layers,
                                             const ContextKind& kind) {
   models::GptOptions options = small_gpt(layers, /*bias=*/false);
-  options.block = 48;
+  options.context_length = 48;
   auto model = made_alike([&] { return models::Gpt(options); }, at::kFloat);
   auto cp = cut_sequences(model, group, kind);
   const TokenBatch batch(1, 4, 48);
@@ -218,7 +221,7 @@ TEST_P(ContextTraffic, ALayerMovesWhatTheFormulasSay) {
 TEST_P(ContextTraffic, InZigzagOrderAllRanksComputeAsMuch) {
   run([&](Group group) {
     models::GptOptions options = small_gpt(2, /*bias=*/false);
-    options.block = 48;
+    options.context_length = 48;
     for (const ContextKind& kind : context_kinds) {
       if (kind.method == ContextMethod::ulysses) continue;
       auto model = made_alike([&] { return models::Gpt(options); }, at::kFloat);
@@ -238,11 +241,12 @@ TEST_P(ContextTraffic, InZigzagOrderAllRanksComputeAsMuch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ContextTraffic,
-                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
-                                         std::tuple(Engine::local, 4)),
-                         engine_test_name);
+                         testing::Values(std::tuple(BackendKind::local, 2),
+                                         std::tuple(BackendKind::local, 3),
+                                         std::tuple(BackendKind::local, 4)),
+                         backend_test_name);
 
-class ContextRefuses : public EngineTest {};
+class ContextRefuses : public BackendTest {};
 
 TEST_P(ContextRefuses, WhatMakesNoSenseInOneLine) {
   run([&](Group group) {
@@ -261,8 +265,8 @@ TEST_P(ContextRefuses, WhatMakesNoSenseInOneLine) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, ContextRefuses, testing::Values(std::tuple(Engine::local, 2)),
-                         engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, ContextRefuses,
+                         testing::Values(std::tuple(BackendKind::local, 2)), backend_test_name);
 
 }  // namespace
 }  // namespace lockstep

@@ -9,7 +9,7 @@
 #include "parallel/parallel_model.h"
 #include "parallel/tensor/experts.h"
 #include "parallel/tensor/support.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -127,7 +127,7 @@ TEST(ExpertAxes, OneRankOnCpMakesNoGlobalTensors) {
   });
 }
 
-class ExpertMoe : public EngineTest {};
+class ExpertMoe : public BackendTest {};
 
 // In float32, rounding may change the choice between two nearly equal logits, and so the tokens
 // that are dropped. Therefore two threads make a hundred steps in float64 only.
@@ -135,7 +135,7 @@ TEST_P(ExpertMoe, AHundredStepsAreThoseOfOneProcess) {
   const std::int64_t experts = size() == 3 ? 6 : 8, rows = 2 * size();
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble})
     for (const double capacity : {0.0, 1.0}) {
-      const bool is_long = engine() == Engine::local && size() == 2 && dtype == at::kDouble;
+      const bool is_long = backend() == BackendKind::local && size() == 2 && dtype == at::kDouble;
       const int steps = is_long ? 100 : 10;
       const auto options = expert_moe(experts, capacity);
       const ExpertRecord expected = record_of_one_process(options, dtype, steps, rows);
@@ -173,11 +173,12 @@ TEST_P(ExpertMoe, AHundredStepsAreThoseOfOneProcess) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ExpertMoe,
-                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
-                                         std::tuple(Engine::shm, 2)),
-                         engine_test_name);
+                         testing::Values(std::tuple(BackendKind::local, 2),
+                                         std::tuple(BackendKind::local, 3),
+                                         std::tuple(BackendKind::shm, 2)),
+                         backend_test_name);
 
-class ExpertsAndData : public EngineTest {};
+class ExpertsAndData : public BackendTest {};
 
 TEST_P(ExpertsAndData, GradientsAndNormsAreThoseOfOneProcessOnTheWholeBatch) {
   run([&](Group world) {
@@ -214,11 +215,12 @@ TEST_P(ExpertsAndData, GradientsAndNormsAreThoseOfOneProcessOnTheWholeBatch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ExpertsAndData,
-                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 6),
-                                         std::tuple(Engine::shm, 4)),
-                         engine_test_name);
+                         testing::Values(std::tuple(BackendKind::local, 2),
+                                         std::tuple(BackendKind::local, 6),
+                                         std::tuple(BackendKind::shm, 4)),
+                         backend_test_name);
 
-class ExpertTraffic : public EngineTest {};
+class ExpertTraffic : public BackendTest {};
 
 // Each mixture sends tokens to their experts and back, in forward and in backward. A rank has some
 // experts, and all other parameters.
@@ -268,11 +270,12 @@ TEST_P(ExpertTraffic, TokensAndMemoryAreWhatTheFormulasSay) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ExpertTraffic,
-                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
-                                         std::tuple(Engine::local, 4)),
-                         engine_test_name);
+                         testing::Values(std::tuple(BackendKind::local, 2),
+                                         std::tuple(BackendKind::local, 3),
+                                         std::tuple(BackendKind::local, 4)),
+                         backend_test_name);
 
-class ExpertRefuses : public EngineTest {};
+class ExpertRefuses : public BackendTest {};
 
 TEST_P(ExpertRefuses, AModelWhoseExpertsAreOnSeveralRanks) {
   run([&](Group group) {
@@ -285,8 +288,8 @@ TEST_P(ExpertRefuses, AModelWhoseExpertsAreOnSeveralRanks) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, ExpertRefuses, testing::Values(std::tuple(Engine::local, 2)),
-                         engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, ExpertRefuses,
+                         testing::Values(std::tuple(BackendKind::local, 2)), backend_test_name);
 
 // Every rank gathers the shards of its experts as often as the other ranks that own them, even
 // without tokens for them. In this test, one rank has only tokens for the first expert, the other
@@ -294,7 +297,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, ExpertRefuses, testing::Values(std::tuple(Engi
 TEST(ExpertsAndShards, ExpertsThatNobodyChoseAreAskedForToo) {
   models::MoeOptions options{.gpt = small_gpt(1, /*bias=*/false)};
   options.mixture.experts = 2;
-  options.mixture.chosen = 1;
+  options.mixture.top_k = 1;
   options.mixture.softmax_after_choice = false;
   const auto make = [&] {
     models::Moe model(options);
@@ -307,7 +310,7 @@ TEST(ExpertsAndShards, ExpertsThatNobodyChoseAreAskedForToo) {
     block->moe->router->weight[1].copy_(model->transformer->wte->weight[1]);
     return model;
   };
-  run_group(Engine::local, 4, [&](Group world) {
+  run_group(BackendKind::local, 4, [&](Group world) {
     auto plain = made_alike(make, at::kDouble);
     auto model = made_alike(make, at::kDouble);
     const Mesh mesh(world, {{"ep", 2}, {"fsdp", 2}});

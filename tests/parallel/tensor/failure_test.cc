@@ -2,7 +2,7 @@
 #include <lockstep/parallel/parallelize.h>
 
 #include "parallel/tensor/support.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ ParallelModel cut_layers(const TwoLayers& model, const Group& ranks, ParallelOpt
   return parallelize(model, Mesh(ranks, {{"tp", ranks.size()}}), std::move(options));
 }
 
-class TensorRefuses : public EngineTest {};
+class TensorRefuses : public BackendTest {};
 
 TEST_P(TensorRefuses, RanksWithDifferentPlansAreAMismatch) {
   run([&](Group group) {
@@ -88,7 +88,7 @@ TEST_P(TensorRefuses, BatchesThatPartLaterAreAMismatch) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, TensorRefuses, every_engine({2}), engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, TensorRefuses, every_backend({2}), backend_test_name);
 
 }  // namespace
 }  // namespace lockstep

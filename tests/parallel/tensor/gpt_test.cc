@@ -6,7 +6,7 @@
 
 #include "parallel/parity_optimizer.h"
 #include "parallel/tensor/support.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 
@@ -53,7 +53,7 @@ const TokenLoss fused_loss = [](models::Gpt& model, const TokenBatch& batch) {
                               model->transformer->wte->weight, batch.targets, {.rows = 7});
 };
 
-class TensorGpt : public EngineTest {};
+class TensorGpt : public BackendTest {};
 
 // Makes a hundred steps in float64 with each loss and each layout of sequences; other cases make
 // ten.
@@ -63,8 +63,8 @@ TEST_P(TensorGpt, AHundredStepsAreThoseOfOneProcess) {
     const double bound = dtype == at::kFloat ? 2e-6 : 1e-12;
     for (const bool sequence : {false, true})
       for (const TokenLoss* loss : {&model_loss, &fused_loss}) {
-        const bool is_long =
-            engine() == Engine::local && dtype == at::kDouble && sequence == (loss == &fused_loss);
+        const bool is_long = backend() == BackendKind::local && dtype == at::kDouble &&
+                             sequence == (loss == &fused_loss);
         const int steps = is_long ? gpt_steps : 10;
         run(
             [&](Group group) {
@@ -94,8 +94,9 @@ TEST_P(TensorGpt, AHundredStepsAreThoseOfOneProcess) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, TensorGpt,
-                         testing::Values(std::tuple(Engine::local, 3), std::tuple(Engine::shm, 2)),
-                         engine_test_name);
+                         testing::Values(std::tuple(BackendKind::local, 3),
+                                         std::tuple(BackendKind::shm, 2)),
+                         backend_test_name);
 
 // Counts the collectives of a forward and of a backward.
 std::pair<Traffic, Traffic> traffic_of(Group group, std::int64_t layers, bool sequence) {
@@ -113,7 +114,7 @@ std::pair<Traffic, Traffic> traffic_of(Group group, std::int64_t layers, bool se
   return {forward, traffic(tensors)};
 }
 
-class TensorTraffic : public EngineTest {};
+class TensorTraffic : public BackendTest {};
 
 // Shoeybi et al.: two all_reduces of the activations in forward and two in backward.
 TEST_P(TensorTraffic, ALayerHasTheTextbooksCollectives) {
@@ -147,9 +148,10 @@ TEST_P(TensorTraffic, ALayerThatIsSequenceParallelTooHasPairs) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, TensorTraffic,
-                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
-                                         std::tuple(Engine::local, 4)),
-                         engine_test_name);
+                         testing::Values(std::tuple(BackendKind::local, 2),
+                                         std::tuple(BackendKind::local, 3),
+                                         std::tuple(BackendKind::local, 4)),
+                         backend_test_name);
 
 }  // namespace
 }  // namespace lockstep

@@ -2,7 +2,7 @@
 #include <lockstep/parallel/parallelize.h>
 
 #include "parallel/tensor/support.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/transformer.h>
@@ -40,7 +40,7 @@ TEST(TensorPlan, WhatDoesNotFitIsOneLine) {
 }
 
 TEST(TensorPlan, OptionsThatDoNotFitAreOneLine) {
-  run_group(Engine::local, 2, [](Group group) {
+  run_group(BackendKind::local, 2, [](Group group) {
     auto gpt = made_alike([] { return models::Gpt(small_gpt()); }, at::kFloat);
     const Mesh mesh(group, {{"tp", 2}});
     const auto refused_by = [&](const ParallelOptions& options) {

@@ -4,7 +4,7 @@
 #include <lockstep/module/state_dict.h>
 
 #include "parallel/tensor/support.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -23,12 +23,12 @@ std::vector<MeshAxis> axes_of(int ranks) {
 // A Gpt with 12 heads, and with fused weights whose parts are not multiples of a cache line.
 models::GptOptions odd_gpt() {
   models::GptOptions options = small_gpt(2);
-  options.width = 60;
+  options.hidden_size = 60;
   options.heads = 12;
   return options;
 }
 
-class ShardedTensor : public EngineTest {};
+class ShardedTensor : public BackendTest {};
 
 // Compares two steps with those of one process on the whole batch.
 void compare_steps(Group world, const ParallelOptions& how) {
@@ -156,9 +156,10 @@ TEST_P(ShardedTensor, AFusedWeightMustBeInOneUnit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ShardedTensor,
-                         testing::Values(std::tuple(Engine::local, 6), std::tuple(Engine::local, 8),
-                                         std::tuple(Engine::shm, 4)),
-                         engine_test_name);
+                         testing::Values(std::tuple(BackendKind::local, 6),
+                                         std::tuple(BackendKind::local, 8),
+                                         std::tuple(BackendKind::shm, 4)),
+                         backend_test_name);
 
 }  // namespace
 }  // namespace lockstep

@@ -40,8 +40,8 @@ inline models::GptOptions small_gpt(std::int64_t layers = 2, bool bias = true) {
   models::GptOptions options;
   options.layers = layers;
   options.heads = 12;
-  options.width = 48;
-  options.block = 13;
+  options.hidden_size = 48;
+  options.context_length = 13;
   options.vocabulary = 37;
   options.bias = bias;
   return options;

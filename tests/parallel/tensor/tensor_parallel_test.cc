@@ -9,7 +9,7 @@
 #include "parallel/tensor/support.h"
 #include "parallel/tensor/tensor_state.h"
 #include "support/torch/allocations.h"
-#include "support/torch/engine_test.h"
+#include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/transformer.h>
@@ -38,7 +38,7 @@ ParallelModel cut_layers(const Net& model, const Group& ranks, const TensorPlan&
 
 at::Tensor square_loss(const at::Tensor& y) { return y.square().mean(); }
 
-class Parallelize : public EngineTest {};
+class Parallelize : public BackendTest {};
 
 void expect_refused(const std::function<void()>& action, const std::vector<std::string>& words) {
   const std::string found = message_of<InvalidArgument>(action);
@@ -312,9 +312,9 @@ TEST_P(Parallelize, FrozenParametersAndBuffersStayWhatTheyAre) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Parallelize, every_engine({3}), engine_test_name);
+INSTANTIATE_TEST_SUITE_P(Backends, Parallelize, every_backend({3}), backend_test_name);
 
-class OnThreads : public EngineTest {};
+class OnThreads : public BackendTest {};
 
 // Unchanged layers of LibTorch, compared with one process in float64.
 TEST_P(OnThreads, ATransformerOfTorchHasTheGradientsOfOneProcess) {
@@ -345,7 +345,7 @@ TEST_P(OnThreads, ATransformerOfTorchHasTheGradientsOfOneProcess) {
 
 TEST_P(OnThreads, ARankHasItsPartsOnlyFromTheBeginning) {
   models::GptOptions options = small_gpt(1);
-  options.width = 240;
+  options.hidden_size = 240;
   options.vocabulary = 1200;
   run([&](Group group) {
     const Allocations allocations;
@@ -384,9 +384,10 @@ TEST_P(OnThreads, TextIsGeneratedAsOnOneProcess) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, OnThreads,
-                         testing::Values(std::tuple(Engine::local, 2), std::tuple(Engine::local, 3),
-                                         std::tuple(Engine::local, 4)),
-                         engine_test_name);
+                         testing::Values(std::tuple(BackendKind::local, 2),
+                                         std::tuple(BackendKind::local, 3),
+                                         std::tuple(BackendKind::local, 4)),
+                         backend_test_name);
 
 // If the strategy for the parts throws, the module can still compute and gets its gradients.
 TEST(TensorParallel, AModuleThatWasCutAndNotTrainedHasItsGradients) {

@@ -23,7 +23,7 @@ std::vector<ComputeDevice> cpus(int count) {
   return std::vector<ComputeDevice>(static_cast<std::size_t>(count));
 }
 
-ReplicaOptions made_by(const Problem& problem) { return {.make_replica = problem.make}; }
+DataParallelOptions made_by(const Problem& problem) { return {.make_replica = problem.make}; }
 
 using Model = std::shared_ptr<torch::nn::Module>;
 
@@ -69,7 +69,7 @@ TEST_P(DataParallelOf, EqualsDistributedDataParallelOnShmBitForBit) {
   const int devices = GetParam();
   for (const Problem& problem : problems()) {
     auto expected = trained_by_threads(problem, devices, 4);
-    run_group(Engine::shm, devices, [&](Group group) {
+    run_group(BackendKind::shm, devices, [&](Group group) {
       Model model = problem.make();
       fill_parameters(*model, group.is_root() ? 5 : 77);
       DistributedDataParallel ddp(model, group);

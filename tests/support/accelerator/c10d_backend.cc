@@ -84,7 +84,7 @@ class DeviceWork final : public c10d::Work {
   Omission omission_;
 };
 
-// Rounds at every addition, as an engine may.
+// Rounds at every addition, as a backend may.
 template <typename Value>
 void add_up(const std::vector<RankBytes>& parts) {
   std::vector<Value> sum(parts.front().input_bytes / sizeof(Value));

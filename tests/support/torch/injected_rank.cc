@@ -190,8 +190,8 @@ void live_injected(const Injection& injection, int rank, const std::string& plac
                                .join_timeout = 10s,
                                .arena_bytes = 16 << 20,
                                .hosts = pretended_hosts(injection.ranks())};
-  std::string name(name_of(injection.target.engine));
-  if (injection.target.engine == Engine::hierarchical) name += ":gloo";
+  std::string name(name_of(injection.target.backend));
+  if (injection.target.backend == BackendKind::hierarchical) name += ":gloo";
   auto world =
       make_backend(name, std::make_shared<TcpStore>(server), rank, injection.ranks(), options);
   try {

@@ -90,7 +90,7 @@ class RanksOfMpirun final : public InjectedRanks {
 };
 
 std::unique_ptr<InjectedRanks> start(const Injection& injection, MpirunWorlds& worlds) {
-  if (injection.target.engine == Engine::mpi)
+  if (injection.target.backend == BackendKind::mpi)
     return std::make_unique<RanksOfMpirun>(injection, worlds.suiting(injection));
   return std::make_unique<ForkedRanks>(injection);
 }
@@ -108,24 +108,25 @@ std::string problem_of(const Injection& injection, int rank, const InjectionBoar
 }  // namespace
 
 std::string Target::name() const {
-  return engine == Engine::mpi ? mpi : std::string(name_of(engine));
+  return backend == BackendKind::mpi ? mpi : std::string(name_of(backend));
 }
 
 std::ostream& operator<<(std::ostream& out, const Target& target) { return out << target.name(); }
 
-std::vector<Engine> engines_of_processes() {
-  auto all = is_under_mpirun() ? std::vector<Engine>() : engines();
-  std::erase_if(all, [](Engine one) { return one != Engine::shm && one != Engine::gloo; });
+std::vector<BackendKind> backends_of_processes() {
+  auto all = is_under_mpirun() ? std::vector<BackendKind>() : backends();
+  std::erase_if(
+      all, [](BackendKind one) { return one != BackendKind::shm && one != BackendKind::gloo; });
   return all;
 }
 
 std::vector<Target> injection_targets() {
   std::vector<Target> result;
   if (is_under_mpirun()) return result;
-  for (auto engine : engines()) {
-    if (engine != Engine::local) result.push_back({engine});
+  for (auto backend : backends()) {
+    if (backend != BackendKind::local) result.push_back({backend});
   }
-  for (auto& mpi : startable_mpis()) result.push_back({Engine::mpi, std::move(mpi)});
+  for (auto& mpi : startable_mpis()) result.push_back({BackendKind::mpi, std::move(mpi)});
   return result;
 }
 

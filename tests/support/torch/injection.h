@@ -33,13 +33,13 @@ enum class Misdeed {
 [[nodiscard]] std::string name_of(Misdeed misdeed);
 [[nodiscard]] const std::vector<Misdeed>& all_misdeeds();
 
-// Returns the engines whose ranks are processes that a test can fork: shm, and gloo if this build
+// Returns the backends whose ranks are processes that a test can fork: shm, and gloo if this build
 // has it.
-[[nodiscard]] std::vector<Engine> engines_of_processes();
+[[nodiscard]] std::vector<BackendKind> backends_of_processes();
 
-// An engine: one of engines_of_processes(), hierarchical over Gloo, or mpi.
+// A backend: one of backends_of_processes(), hierarchical over Gloo, or mpi.
 struct Target {
-  Engine engine = Engine::shm;
+  BackendKind backend = BackendKind::shm;
   std::string mpi = {};  // MPI implementation whose mpirun starts the ranks: "openmpi", "mpich"
 
   [[nodiscard]] std::string name() const;  // "shm", "gloo", "hierarchical", "openmpi", "mpich"

@@ -129,7 +129,7 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
 }
 
 // Copies as CUDA does: on the current stream, and blocking only if one side is on the host and the
-// caller asks for it. Both sides are dense: engines copy no other tensors.
+// caller asks for it. Both sides are dense: backends copy no other tensors.
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   TORCH_CHECK(from.is_contiguous() && to.is_contiguous() && from.dtype() == to.dtype(),
               "the late device copies dense tensors of one dtype");

@@ -3,7 +3,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/format.h"
-#include "comm/engines/mpi/library.h"
+#include "comm/backends/mpi/library.h"
 
 #include <gtest/gtest.h>
 

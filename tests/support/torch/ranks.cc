@@ -6,7 +6,7 @@
 
 #include "base/environment.h"
 #include "comm/api/group_state.h"
-#include "comm/engines/mpi/progress_thread.h"
+#include "comm/backends/mpi/progress_thread.h"
 #include "comm/init/backends.h"
 #include "comm/init/run_store.h"
 #include "rank_env/rank_info.h"
@@ -18,17 +18,17 @@
 
 namespace lockstep::test {
 
-std::string_view name_of(Engine engine) {
-  switch (engine) {
-    case Engine::local:
+std::string_view name_of(BackendKind backend) {
+  switch (backend) {
+    case BackendKind::local:
       return "local";
-    case Engine::shm:
+    case BackendKind::shm:
       return "shm";
-    case Engine::hierarchical:
+    case BackendKind::hierarchical:
       return "hierarchical";
-    case Engine::gloo:
+    case BackendKind::gloo:
       return "gloo";
-    case Engine::mpi:
+    case BackendKind::mpi:
       return "mpi";
   }
   return "?";
@@ -70,29 +70,30 @@ std::vector<std::string> pretended_hosts(int size) {
 
 bool is_under_mpirun() { return place_under_mpirun().size > 1; }
 
-std::vector<Engine> engines() {
-  std::vector<Engine> result;
+std::vector<BackendKind> backends() {
+  std::vector<BackendKind> result;
   auto names = backend_names();
-  auto add = [&](Engine engine) {
-    if (std::ranges::find(names, name_of(engine)) != names.end()) result.push_back(engine);
+  auto add = [&](BackendKind backend) {
+    if (std::ranges::find(names, name_of(backend)) != names.end()) result.push_back(backend);
   };
   if (is_under_mpirun()) {
-    add(Engine::mpi);
-    add(Engine::hierarchical);
+    add(BackendKind::mpi);
+    add(BackendKind::hierarchical);
     return result;
   }
-  result.push_back(Engine::local);
-  for (auto engine : {Engine::shm, Engine::hierarchical, Engine::gloo}) add(engine);
+  result.push_back(BackendKind::local);
+  for (auto backend : {BackendKind::shm, BackendKind::hierarchical, BackendKind::gloo})
+    add(backend);
   return result;
 }
 
-bool has(Engine engine) {
-  auto all = engines();
-  return std::ranges::find(all, engine) != all.end();
+bool has(BackendKind backend) {
+  auto all = backends();
+  return std::ranges::find(all, backend) != all.end();
 }
 
-RankRendezvous::RankRendezvous(Engine engine, int size, Duration timeout)
-    : engine_(engine), size_(size), timeout_(timeout) {
+RankRendezvous::RankRendezvous(BackendKind backend, int size, Duration timeout)
+    : backend_(backend), size_(size), timeout_(timeout) {
   static int places = 0;
   number_ = ++places;
 }
@@ -108,15 +109,15 @@ Group RankRendezvous::join(int rank) const {
                          .join_timeout = std::chrono::seconds(20),
                          .arena_bytes = 64 << 20,
                          .hosts = pretended_hosts(size_)};
-  std::string name(name_of(engine_));
-  if (engine_ == Engine::hierarchical) name += is_under_mpirun() ? ":mpi" : ":gloo";
+  std::string name(name_of(backend_));
+  if (backend_ == BackendKind::hierarchical) name += is_under_mpirun() ? ":mpi" : ":gloo";
   auto world = make_backend(name, store(), rank, size_, options);
   return recorded_world(std::move(world), timeout_);
 }
 
-void run_group(Engine engine, int size, const GroupBody& body, Duration timeout) {
-  SCOPED_TRACE(std::to_string(size) + " ranks on " + std::string(name_of(engine)));
-  if (engine == Engine::local) {
+void run_group(BackendKind backend, int size, const GroupBody& body, Duration timeout) {
+  SCOPED_TRACE(std::to_string(size) + " ranks on " + std::string(name_of(backend)));
+  if (backend == BackendKind::local) {
     try {
       run_as_threads(size, body, timeout);
     } catch (const std::exception& error) {
@@ -124,7 +125,7 @@ void run_group(Engine engine, int size, const GroupBody& body, Duration timeout)
     }
     return;
   }
-  RankRendezvous place(engine, size, timeout);
+  RankRendezvous place(backend, size, timeout);
   if (is_under_mpirun()) {
     try {
       mpi::ProgressThread::

@@ -1,7 +1,7 @@
 #include "support/torch/staged_ranks.h"
 
 #include "comm/backend/staged_backend.h"
-#include "comm/engines/local/backend.h"
+#include "comm/backends/local/backend.h"
 
 #include <gtest/gtest.h>
 

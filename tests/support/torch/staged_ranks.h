@@ -1,4 +1,4 @@
-// Ranks for tests of device tensors on an engine that moves host memory.
+// Ranks for tests of device tensors on a backend that moves host memory.
 #pragma once
 
 #include <lockstep/comm/group.h>
@@ -7,8 +7,8 @@
 
 namespace lockstep::test {
 
-// Runs `rank` in `size` threads, each with a group of Engine::local whose tensors are staged. An
-// exception of a rank fails the test.
+// Runs `rank` in `size` threads, each with a group of BackendKind::local whose tensors are staged.
+// An exception of a rank fails the test.
 void run_staged(int size, const std::function<void(Group)>& rank);
 
 }  // namespace lockstep::test

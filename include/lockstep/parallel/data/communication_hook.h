@@ -41,14 +41,14 @@ class GradientBucket {
  public:
   // The place of one parameter, in elements of the buffer. Complex numbers are pairs of reals:
   // their sizes end with a 2.
-  struct Place {
+  struct BucketEntry {
     NamedParameter parameter;
     std::int64_t offset = 0;
     std::vector<std::int64_t> sizes, strides;
   };
 
   GradientBucket(std::string name, int number, bool is_last, at::Tensor buffer,
-                 std::shared_ptr<const std::vector<Place>> places,
+                 std::shared_ptr<const std::vector<BucketEntry>> places,
                  std::optional<Duration> timeout = std::nullopt);
 
   // "bucket 0 (fc.weight ... fc.bias)": the same on all ranks; for the tags of calls.
@@ -57,8 +57,8 @@ class GradientBucket {
   [[nodiscard]] int number() const { return number_; }
   [[nodiscard]] bool is_last() const { return is_last_; }
 
-  // The timeout of the handle's collectives (DataParallelOptions::timeout), which the hook's
-  // collectives should use; std::nullopt: the group's.
+  // The timeout of the handle's collectives (DistributedDataParallelOptions::timeout), which the
+  // hook's collectives should use; std::nullopt: the group's.
   [[nodiscard]] std::optional<Duration> timeout() const { return timeout_; }
 
   // All gradients of this rank, with zeros between them: one dimension, real numbers. The hook may
@@ -74,13 +74,15 @@ class GradientBucket {
   [[nodiscard]] GradientBucket with_buffer(at::Tensor buffer) const;
 
  private:
-  [[nodiscard]] const Place& place(int i) const { return places_->at(static_cast<std::size_t>(i)); }
+  [[nodiscard]] const BucketEntry& place(int i) const {
+    return places_->at(static_cast<std::size_t>(i));
+  }
 
   std::string name_;
   int number_;
   bool is_last_;
   at::Tensor buffer_;
-  std::shared_ptr<const std::vector<Place>> places_;
+  std::shared_ptr<const std::vector<BucketEntry>> places_;
   std::optional<Duration> timeout_;
 };
 

@@ -14,7 +14,7 @@
 // DistributedDataParallel, 4 n in every step. With int8 pseudo-gradients, it passes m = n + 4
 // ceil(n / 1024) bytes to an all_to_all, and the mean of its share, about m / R for R ranks, to an
 // all_gather: on a network it sends 2 m (R - 1) / R bytes; with float32, 8 n (R - 1) / R. On the
-// engine `hierarchical`, each host's ranks first average in float32 in shared memory, and R is the
+// backend `hierarchical`, each host's ranks first average in float32 in shared memory, and R is the
 // number of hosts (if all have the same number of ranks; otherwise of ranks).
 //
 // Streaming (Douillard et al. 2025, arXiv:2501.18512): the parameters are divided into fragments

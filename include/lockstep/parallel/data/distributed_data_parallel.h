@@ -65,7 +65,7 @@
 
 namespace lockstep {
 
-struct DataParallelOptions {
+struct DistributedDataParallelOptions {
   // A bucket is reduced when it is full. Small buckets start early, large ones have less overhead.
   // Must be equal on all ranks.
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
@@ -111,7 +111,7 @@ struct DataParallelOptions {
 // tensors that need neither the handle nor the group.
 class [[nodiscard]] DistributedDataParallel : public Handle {
  public:
-  using Options = DataParallelOptions;
+  using Options = DistributedDataParallelOptions;
 
   // Attached to no module.
   DistributedDataParallel() = default;

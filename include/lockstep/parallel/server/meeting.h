@@ -2,7 +2,7 @@
 //
 // Under a launcher, the first ranks of the run are servers, and the other ranks are workers:
 //
-//   auto place = lockstep::ps::place_of_rank(2);        // two servers
+//   auto role = lockstep::ps::role_of_rank(2);        // two servers
 //   if (place.is_server) lockstep::ps::Server(place.meeting, place.number, ...).run();
 //   else                 lockstep::ps::Worker worker(model, place.meeting, place.number); ...
 //
@@ -33,7 +33,7 @@ struct Meeting {
   Duration join_timeout = std::chrono::minutes(5);  // limit for all to join
 };
 
-struct Place {
+struct Role {
   Meeting meeting;
   bool is_server = false;
   int number = 0;  // of this server, or of this worker
@@ -45,9 +45,9 @@ struct Place {
 // its share of the host's cores unless OMP_NUM_THREADS says otherwise. Throws BadInput, in one
 // line, if there is no launcher, there is no server or no worker, or a listed rank occurs twice or
 // does not exist.
-[[nodiscard]] Place place_of_rank(int servers, Duration join_timeout = std::chrono::minutes(5));
-[[nodiscard]] Place place_of_rank(const std::vector<int>& server_ranks,
-                                  Duration join_timeout = std::chrono::minutes(5));
+[[nodiscard]] Role role_of_rank(int servers, Duration join_timeout = std::chrono::minutes(5));
+[[nodiscard]] Role role_of_rank(const std::vector<int>& server_ranks,
+                                Duration join_timeout = std::chrono::minutes(5));
 
 }  // namespace lockstep::ps
 

@@ -16,13 +16,14 @@
 //
 // A module can be used before it is sharded: each tensor gets its memory permanently at the first
 // operation on it. Code that reads a tensor's memory past LibTorch's dispatcher (data_ptr(),
-// accessor(), printing inside the function) fails with an error that says so. dispatch/deferral.h
-// lists the tensors that are made immediately: small ones, and those on devices other than the CPU.
+// accessor(), printing inside the function) fails with an error that says so.
+// dispatch/deferred_init.h lists the tensors that are made immediately: small ones, and those on
+// devices other than the CPU.
 //
 // Not collective. Thread-safe; tensors that other threads make meanwhile are not deferred.
 #pragma once
 
-#include <lockstep/dispatch/deferral.h>
+#include <lockstep/dispatch/deferred_init.h>
 
 #include <c10/core/Device.h>
 
@@ -44,11 +45,11 @@ struct DeferredOptions {
   std::int64_t smallest = std::int64_t{64} << 10;
 };
 
-// Returns the result of `make`. Throws Error if this LibTorch does not support deferral
-// (lockstep/dispatch/deferral.h).
+// Returns the result of `make`. Throws Error if this LibTorch does not support deferred
+// initialisation (lockstep/dispatch/deferred_init.h).
 template <std::invocable Make>
 auto deferred(Make&& make, DeferredOptions options = {}) {
-  dispatch::Deferral deferral(options.smallest);
+  dispatch::DeferredInit deferred_init(options.smallest);
   return std::forward<Make>(make)();
 }
 

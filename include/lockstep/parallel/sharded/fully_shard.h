@@ -84,7 +84,7 @@ enum class ShardLevel {
 
 // The memory of whole (gathered) parameters.
 enum class ShardStorage {
-  // Every rank has its own memory. Works with any engine and any number of hosts.
+  // Every rank has its own memory. Works with any backend and any number of hosts.
   private_memory,
   // One mapping per unit, shared by all ranks of the host: this rank's shard is its range of the
   // mapping, so parameters exist once per host, gathering copies nothing, and all ranks read the
@@ -92,7 +92,7 @@ enum class ShardStorage {
   // shard's values are published by a cast into its range. Losses are bit-identical to those of
   // private memory.
   //
-  // Requires ranks that share memory: the engines `local` and `shm` on one host, and parameters on
+  // Requires ranks that share memory: the backends `local` and `shm` on one host, and parameters on
   // the CPU; otherwise throws InvalidArgument with nothing changed. For several hosts, use a mesh
   // whose last axis lies within a host.
   //
@@ -184,7 +184,7 @@ struct ShardOptions {
   // is the optimizer state of the handle's parameters(): slices are CPU tensors. Units are copied
   // to the device when they are gathered. Throws InvalidArgument together with `offload`.
   bool offload_to_host = false;
-  // As in DataParallelOptions.
+  // As in DistributedDataParallelOptions.
   bool find_unused_parameters = false;
   bool broadcast_buffers = true;
   std::vector<std::string> ignored = {};

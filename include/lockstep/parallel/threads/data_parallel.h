@@ -112,7 +112,7 @@ class DeviceFailed : public Error {
   using Error::Error;
 };
 
-struct ReplicaOptions {
+struct DataParallelOptions {
   // Makes a model of the same structure, with any values; called once per device except the first.
   // Empty: the model's own clone(), for modules that derive from torch::nn::Cloneable. State that
   // is neither parameter nor buffer stays as it is made here.
@@ -147,7 +147,7 @@ class [[nodiscard]] DataParallelBase : public Handle {
 
   DataParallelBase() = default;
   DataParallelBase(std::shared_ptr<torch::nn::Module> model, std::vector<ComputeDevice> devices,
-                   const ReplicaOptions& options);
+                   const DataParallelOptions& options);
   [[nodiscard]] const std::vector<std::shared_ptr<torch::nn::Module>>& replicas() const;
   [[nodiscard]] at::Tensor run_backward(const Loss& loss, const std::vector<at::Tensor>& inputs);
   [[nodiscard]] at::Tensor run_forward(const Forward& forward,
@@ -191,7 +191,8 @@ class [[nodiscard]] DataParallel : public DataParallelBase {
   // in one line: as check_devices(); if tensors are on another device than the first; if a model
   // cannot be cloned and there is no make_replica; if a replica's parameters or buffers differ from
   // the model's; for sharded parameters, or those of another handle.
-  DataParallel(Model model, std::vector<ComputeDevice> devices, const ReplicaOptions& options = {})
+  DataParallel(Model model, std::vector<ComputeDevice> devices,
+               const DataParallelOptions& options = {})
       : DataParallelBase(Type::module_of(model), std::move(devices), options) {
     typed_.push_back(std::move(model));
     for (std::size_t i = 1; i < replicas().size(); ++i) {

@@ -35,7 +35,7 @@ struct CollectivesLine {
   std::int64_t bytes = 0;
   int ranks = 1;
   Memory memory = Memory::ordinary;
-  std::string engine;
+  std::string backend;
   Summary seconds;
   // The shortest time in which the ranks read and wrote as many bytes as the operation must
   // (host_bounds.h). Only set if the tensors are larger than the caches.
@@ -71,7 +71,7 @@ void print_json(const CollectivesLine& line) {
                                 {"bytes", line.bytes},
                                 {"ranks", line.ranks},
                                 {"memory", name_of(line.memory)},
-                                {"engine", line.engine},
+                                {"backend", line.backend},
                                 {"min_s", seconds.min},
                                 {"p50_s", seconds.p50},
                                 {"p99_s", value_or_null(seconds.p99)},
@@ -88,7 +88,7 @@ void print_text(const CollectivesLine& line) {
   const Summary& seconds = line.seconds;
   std::string size = line.op == Collective::barrier ? "-" : format_bytes(line.bytes);
   print_to(stdout, "{:<15}{:>9}  {:<12}{:<13}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>9.2f}{:>9.2f}",
-           lockstep::name_of(line.op), size, name_of(line.memory), line.engine,
+           lockstep::name_of(line.op), size, name_of(line.memory), line.backend,
            as_time(seconds.min), as_time(seconds.p50), seconds.p99 ? as_time(*seconds.p99) : "-",
            as_time(seconds.max), as_time(seconds.mean), seconds.calls,
            line.algorithm_bandwidth() / 1e9, line.bus_bandwidth() / 1e9);
@@ -109,7 +109,7 @@ void print_heading(int ranks, double core_to_core) {
   print_to(stdout, "ranks {}; cores {}; from core to core {}\n", ranks, sys::usable_cores(),
            core_to_core > 0 ? as_time(core_to_core) : "not measured with one core");
   print_to(stdout, "{:<15}{:>9}  {:<12}{:<13}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>9}{:>9}{:>10}\n",
-           "operation", "bytes", "tensors", "engine", "min", "p50", "p99", "max", "mean", "calls",
+           "operation", "bytes", "tensors", "backend", "min", "p50", "p99", "max", "mean", "calls",
            "alg GB/s", "bus GB/s", "of bound");
   std::fflush(stdout);
 }
@@ -122,7 +122,7 @@ void print_line(const CollectivesLine& line, bool json) {
 constexpr int fewest_calls = 2, most_calls = 5000;  // per turn
 constexpr std::int64_t beyond_caches = 1 << 27;     // bytes moved
 
-using Engines = std::vector<Group>;
+using Groups = std::vector<Group>;
 
 // One backend on one kind of memory, with its measurements so far.
 struct Participant {
@@ -158,26 +158,26 @@ void take_turn(const Group& world, Participant& participant) {
 }
 
 // If ranks of different hosts cannot share memory, there is only one kind.
-bool has(const Group& engine, Memory memory) {
-  return memory == Memory::ordinary || engine.backend() == "shm";
+bool has(const Group& group, Memory memory) {
+  return memory == Memory::ordinary || group.backend() == "shm";
 }
 
-std::vector<Participant> participants_of(const CollectivesOptions& options, const Engines& engines,
+std::vector<Participant> participants_of(const CollectivesOptions& options, const Groups& groups,
                                          Collective op, std::int64_t bytes) {
   std::vector<Participant> participants;
-  for (const Group& engine : engines)
+  for (const Group& group : groups)
     for (Memory memory : {Memory::arena, Memory::ordinary, Memory::node_shared}) {
       bool wanted =
           options.memories.empty() || std::ranges::count(options.memories, name_of(memory)) > 0;
-      if (wanted && has(engine, memory) && can_lie_in(memory, op))
-        participants.push_back({engine, MeasuredCalls(engine, op, bytes, memory)});
+      if (wanted && has(group, memory) && can_lie_in(memory, op))
+        participants.push_back({group, MeasuredCalls(group, op, bytes, memory)});
     }
   return participants;
 }
 
-bool has_bound(const Engines& engines, Collective op, std::int64_t bytes) {
-  return op == Collective::all_reduce && engines.front().backend() == "shm" &&
-         2 * engines.front().size() * bytes >= beyond_caches;
+bool has_bound(const Groups& groups, Collective op, std::int64_t bytes) {
+  return op == Collective::all_reduce && groups.front().backend() == "shm" &&
+         2 * groups.front().size() * bytes >= beyond_caches;
 }
 
 double fastest_pass(const Group& world, MemoryBound& bound) {
@@ -190,16 +190,16 @@ double fastest_pass(const Group& world, MemoryBound& bound) {
   return least;
 }
 
-void measure_row(const CollectivesOptions& options, const Engines& engines, Collective op,
+void measure_row(const CollectivesOptions& options, const Groups& groups, Collective op,
                  std::int64_t bytes) {
-  const Group& world = engines.front();
-  auto participants = participants_of(options, engines, op, bytes);
+  const Group& world = groups.front();
+  auto participants = participants_of(options, groups, op, bytes);
   for (Participant& participant : participants) {
     participant.calls.check_result();
     participant.calls_a_turn = calls_of_a_turn(world, participant.calls, options.turn);
   }
   std::optional<MemoryBound> memory;
-  if (has_bound(engines, op, bytes)) memory.emplace(bytes);
+  if (has_bound(groups, op, bytes)) memory.emplace(bytes);
   std::optional<double> bound;
   for (std::size_t round = 0; round < static_cast<std::size_t>(options.rounds); ++round) {
     for (std::size_t i = 0; i < participants.size(); ++i)
@@ -212,27 +212,27 @@ void measure_row(const CollectivesOptions& options, const Engines& engines, Coll
                 .bytes = bytes,
                 .ranks = world.size(),
                 .memory = participant.calls.memory(),
-                .engine = std::string(participant.group.backend()),
+                .backend = std::string(participant.group.backend()),
                 .seconds = summary_of(std::move(participant.seconds)),
                 .bound = bound},
                options.json);
 }
 
-Engines engines_of(const CollectivesOptions& options, const Group& world) {
-  if (options.engines.empty()) return {world};
-  Engines engines;
-  for (const std::string& name : options.engines) {
+Groups groups_of(const CollectivesOptions& options, const Group& world) {
+  if (options.backends.empty()) return {world};
+  Groups groups;
+  for (const std::string& name : options.backends) {
     const std::string device = has_streams(name) ? "" : "cpu";
-    engines.push_back(name == world.backend() ? world : init({.backend = name, .device = device}));
+    groups.push_back(name == world.backend() ? world : init({.backend = name, .device = device}));
   }
-  return engines;
+  return groups;
 }
 
 // Checks that memory suffices for an input and an output on each kind of memory of each backend, on
 // every rank of this host.
-void check_that_it_fits(const CollectivesOptions& options, const Engines& engines) {
+void check_that_it_fits(const CollectivesOptions& options, const Groups& groups) {
   std::int64_t largest = sizes_of(options, Collective::all_reduce, 1).back();
-  std::int64_t tensors = 2 * engines.front().size() * static_cast<std::int64_t>(engines.size() + 2);
+  std::int64_t tensors = 2 * groups.front().size() * static_cast<std::int64_t>(groups.size() + 2);
   std::int64_t available = sys::memory_size().available;
   check_input(
       largest <= available / tensors,
@@ -259,8 +259,8 @@ void check_options(const CollectivesOptions& options) {
 }
 
 void measure_collectives(const CollectivesOptions& options, Group world) {
-  Engines engines = engines_of(options, world);
-  check_that_it_fits(options, engines);
+  Groups groups = groups_of(options, world);
+  check_that_it_fits(options, groups);
   double core_to_core = 0;
   if (world.is_root()) core_to_core = core_to_core_seconds();
   world.barrier().wait();
@@ -268,7 +268,7 @@ void measure_collectives(const CollectivesOptions& options, Group world) {
   for (const std::string& name : options.ops) {
     Collective op = collective_named(name);
     for (std::int64_t bytes : sizes_of(options, op, world.size()))
-      measure_row(options, engines, op, bytes);
+      measure_row(options, groups, op, bytes);
   }
 }
 

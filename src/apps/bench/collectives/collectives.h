@@ -17,7 +17,7 @@ struct CollectivesOptions {
   std::int64_t from = std::int64_t{1} << 10;  // bytes of a rank's larger tensor
   std::int64_t to = std::int64_t{64} << 20;
   std::int64_t factor = 4;                 // from one size to the next
-  std::vector<std::string> engines = {};   // empty: the default of init()
+  std::vector<std::string> backends = {};  // empty: the default of init()
   std::vector<std::string> memories = {};  // empty: all kinds of the backend
   int rounds = 10;                         // turns per backend and kind of memory
   double turn = 0.05;                      // intended seconds per turn

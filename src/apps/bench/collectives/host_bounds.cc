@@ -106,12 +106,12 @@ void stay_on_core(int number) {
 
 // The measuring thread stores a number in `request` and waits until the other thread has stored it
 // in `reply`.
-struct Exchange {
+struct PingPong {
   alignas(128) std::atomic<int> request{0};
   alignas(128) std::atomic<int> reply{0};
 };
 
-void answer(Exchange& exchange, int last) {
+void answer(PingPong& exchange, int last) {
   stay_on_core(1);
   for (int number = 1; number <= last; ++number) {
     while (exchange.request.load(std::memory_order_acquire) < number) {
@@ -120,7 +120,7 @@ void answer(Exchange& exchange, int last) {
   }
 }
 
-double seconds_of_batch(Exchange& exchange, int first) {
+double seconds_of_batch(PingPong& exchange, int first) {
   auto start = Clock::now();
   for (int number = first; number < first + exchanges; ++number) {
     exchange.request.store(number, std::memory_order_release);
@@ -134,7 +134,7 @@ double seconds_of_batch(Exchange& exchange, int first) {
 
 double core_to_core_seconds() {
   if (sys::usable_cores() < 2) return 0;
-  Exchange exchange;
+  PingPong exchange;
   std::vector<double> seconds;
   std::thread other(answer, std::ref(exchange), batches * exchanges);
   std::thread self([&] {

@@ -1,0 +1,283 @@
+#include "comm/backends/mpi/plan.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep::mpi {
+namespace {
+
+// The parts of a tensor, one per rank, in bytes.
+class Parts {
+ public:
+  static Parts even_parts(std::int64_t elements, int size, std::int64_t element_bytes) {
+    Parts parts;
+    for (int rank = 0; rank <= size; ++rank) {
+      // The first parts take one element more; a product of the two could overflow.
+      auto begin = elements / size * rank + std::min<std::int64_t>(rank, elements % size);
+      parts.begins_.push_back(begin * element_bytes);
+    }
+    return parts;
+  }
+  static Parts of(std::span<const std::int64_t> counts, std::int64_t part_elements, int size,
+                  std::int64_t element_bytes) {
+    Parts parts;
+    parts.begins_.push_back(0);
+    for (int rank = 0; rank < size; ++rank) {
+      auto count = counts.empty() ? part_elements : counts[rank];
+      parts.begins_.push_back(parts.begins_.back() + count * element_bytes);
+    }
+    return parts;
+  }
+  [[nodiscard]] Piece piece(Memory memory, int rank) const {
+    return {memory, begins_[rank], bytes(rank)};
+  }
+  [[nodiscard]] std::int64_t bytes(int rank) const { return begins_[rank + 1] - begins_[rank]; }
+  [[nodiscard]] std::int64_t all() const { return begins_.back(); }
+
+ private:
+  std::vector<std::int64_t> begins_;
+};
+
+class Planner {
+ public:
+  explicit Planner(const CollectiveSpec& exchange)
+      : x_(exchange),
+        chunks_(Parts::even_parts(x_.elements, x_.size, x_.element_bytes)),
+        whole_{Memory::input, 0, x_.elements * x_.element_bytes} {}
+
+  MoveSchedule plan() {
+    switch (x_.collective) {
+      case Collective::barrier:
+        barrier();
+        break;
+      case Collective::all_reduce:
+        all_reduce();
+        break;
+      case Collective::reduce:
+        reduce();
+        break;
+      case Collective::broadcast:
+        broadcast();
+        break;
+      case Collective::all_gather:
+        all_gather();
+        break;
+      case Collective::reduce_scatter:
+        reduce_scatter();
+        break;
+      case Collective::all_to_all:
+        all_to_all();
+        break;
+      case Collective::gather:
+        gather();
+        break;
+      case Collective::scatter:
+        scatter();
+        break;
+      case Collective::send:
+        send();
+        break;
+      case Collective::recv:
+        receive();
+        break;
+    }
+    if (x_.size > 1 && !is_message(x_.collective)) hear_of_previous();
+    return std::move(plan_);
+  }
+
+ private:
+  // D. Hensgen, R. Finkel, U. Manber, Two algorithms for barrier synchronization, 1988: after k
+  // rounds a rank knows that the 2^k - 1 ranks before it have arrived.
+  void barrier() {
+    for (int distance = 1; distance < x_.size; distance *= 2) {
+      auto& round = this->round();
+      round.sends.push_back({(x_.rank + distance) % x_.size, {}});
+      round.receives.push_back({(x_.rank + x_.size - distance) % x_.size, {}});
+    }
+  }
+
+  void all_reduce() {
+    auto& first = round();
+    if (whole_.bytes <= whole_bytes) {
+      for (int peer : others()) add(first.sends, peer, whole_);
+      return collect(first, whole_, {Memory::output, 0, whole_.bytes});
+    }
+    for (int peer : others()) add(first.sends, peer, chunks_.piece(Memory::input, peer));
+    collect(first, chunks_.piece(Memory::input, x_.rank), chunks_.piece(Memory::output, x_.rank));
+    share(chunks_, Memory::output);
+  }
+
+  void reduce() {
+    bool is_root = x_.rank == x_.root;
+    auto& first = round();
+    if (whole_.bytes <= whole_bytes) {
+      if (is_root) return collect(first, whole_, {Memory::output, 0, whole_.bytes});
+      return add(first.sends, x_.root, whole_);
+    }
+    for (int peer : others()) add(first.sends, peer, chunks_.piece(Memory::input, peer));
+    auto mine = chunks_.piece(Memory::input, x_.rank);
+    auto sum = chunks_.piece(Memory::output, x_.rank);
+    if (!is_root) {
+      sum = {Memory::scratch, plan_.scratch_bytes, mine.bytes};
+      plan_.scratch_bytes += mine.bytes;
+    }
+    collect(first, mine, sum);
+    auto& second = round();
+    if (!is_root) return add(second.sends, x_.root, sum);
+    for (int peer : others()) add(second.receives, peer, chunks_.piece(Memory::output, peer));
+  }
+
+  void broadcast() {
+    bool is_root = x_.rank == x_.root;
+    auto& first = round();
+    Piece whole{Memory::output, 0, whole_.bytes};
+    if (whole.bytes <= whole_bytes || x_.size <= 2) {
+      if (!is_root) return add(first.receives, x_.root, whole);
+      for (int peer : others()) add(first.sends, peer, whole);
+      return;
+    }
+    // The root sends each other rank a chunk, and each of these ranks passes its chunk on. The root
+    // needs no chunk, so the tensor is cut into size - 1 chunks.
+    auto chunks = Parts::even_parts(x_.elements, x_.size - 1, x_.element_bytes);
+    auto place = [&](int rank) { return rank < x_.root ? rank : rank - 1; };
+    auto piece = [&](int rank) { return chunks.piece(Memory::output, place(rank)); };
+    if (is_root) {
+      for (int peer : others()) add(first.sends, peer, piece(peer));
+      return;
+    }
+    add(first.receives, x_.root, piece(x_.rank));
+    auto& second = round();
+    for (int peer : others()) {
+      if (peer == x_.root) continue;
+      add(second.sends, peer, piece(x_.rank));
+      add(second.receives, peer, piece(peer));
+    }
+  }
+
+  void all_gather() {
+    auto parts = Parts::of(x_.output_counts, x_.elements / x_.size, x_.size, x_.element_bytes);
+    auto& first = round();
+    Piece mine{Memory::input, 0, parts.bytes(x_.rank)};
+    if (!x_.in_own_part) first.copies.push_back({mine, parts.piece(Memory::output, x_.rank)});
+    for (int peer : others()) {
+      add(first.sends, peer, mine);
+      add(first.receives, peer, parts.piece(Memory::output, peer));
+    }
+  }
+
+  void reduce_scatter() {
+    auto parts = Parts::of(x_.input_counts, x_.elements / x_.size, x_.size, x_.element_bytes);
+    auto& first = round();
+    for (int peer : others()) add(first.sends, peer, parts.piece(Memory::input, peer));
+    collect(first, parts.piece(Memory::input, x_.rank), {Memory::output, 0, parts.bytes(x_.rank)});
+  }
+
+  void all_to_all() {
+    auto from = Parts::of(x_.input_counts, x_.elements / x_.size, x_.size, x_.element_bytes);
+    auto to = Parts::of(x_.output_counts, x_.elements / x_.size, x_.size, x_.element_bytes);
+    auto& first = round();
+    first.copies.push_back({from.piece(Memory::input, x_.rank), to.piece(Memory::output, x_.rank)});
+    bool uneven = !x_.input_counts.empty();
+    for (int peer : others()) {
+      auto out = from.piece(Memory::input, peer);
+      auto in = to.piece(Memory::output, peer);
+      // Uneven: the two ends have separate counts, and only a message shows whether they agree.
+      if (uneven || out.bytes > 0) first.sends.push_back({peer, out});
+      if (uneven || in.bytes > 0) first.receives.push_back({peer, in});
+    }
+  }
+
+  void gather() {
+    auto parts = Parts::of({}, x_.elements, x_.size, x_.element_bytes);
+    Piece mine{Memory::input, 0, parts.bytes(x_.rank)};
+    auto& first = round();
+    if (x_.rank != x_.root) return add(first.sends, x_.root, mine);
+    if (!x_.in_own_part) first.copies.push_back({mine, parts.piece(Memory::output, x_.rank)});
+    for (int peer : others()) add(first.receives, peer, parts.piece(Memory::output, peer));
+  }
+
+  void scatter() {
+    auto parts = Parts::of({}, x_.elements, x_.size, x_.element_bytes);
+    Piece mine{Memory::output, 0, parts.bytes(x_.rank)};
+    auto& first = round();
+    if (x_.rank != x_.root) return add(first.receives, x_.root, mine);
+    if (!x_.in_own_part) first.copies.push_back({parts.piece(Memory::input, x_.rank), mine});
+    for (int peer : others()) add(first.sends, peer, parts.piece(Memory::input, peer));
+  }
+
+  // A send is complete when the receiver has confirmed the message.
+  void send() {
+    round().sends.push_back({x_.root, whole_});
+    round().receives.push_back({x_.root, {}});
+  }
+
+  void receive() {
+    round().receives.push_back({x_.root, {Memory::output, 0, whole_.bytes}});
+    round().sends.push_back({x_.root, {}});
+  }
+
+  // Makes each rank receive a message from the previous rank, even an empty one, so that different
+  // calls are detected whatever their own messages are. Otherwise two ranks that both broadcast as
+  // root would both succeed.
+  void hear_of_previous() {
+    const int next = (x_.rank + 1) % x_.size;
+    const int previous = (x_.rank + x_.size - 1) % x_.size;
+    bool tells = false;
+    bool hears = false;
+    for (const auto& round : plan_.rounds) {
+      tells |= std::ranges::find(round.sends, next, &Transfer::peer) != round.sends.end();
+      hears |= std::ranges::find(round.receives, previous, &Transfer::peer) != round.receives.end();
+    }
+    if (!tells) plan_.rounds.front().sends.push_back({next, {}});
+    if (!hears) plan_.rounds.front().receives.push_back({previous, {}});
+  }
+
+  Round& round() { return plan_.rounds.emplace_back(); }
+  // Returns the other ranks, beginning with the next rank, so that not all ranks send to the same
+  // rank first.
+  [[nodiscard]] std::vector<int> others() const {
+    std::vector<int> ranks;
+    for (int step = 1; step < x_.size; ++step) ranks.push_back((x_.rank + step) % x_.size);
+    return ranks;
+  }
+  // Adds no transfer for an empty piece: both ends know that it is empty.
+  static void add(std::vector<Transfer>& transfers, int peer, Piece piece) {
+    if (piece.bytes > 0) transfers.push_back({peer, piece});
+  }
+  // Receives a contribution of `bytes` from every other rank into scratch memory and sums them with
+  // `mine`.
+  void collect(Round& round, Piece mine, Piece to) {
+    Sum sum{.from = {}, .to = to};
+    for (int rank = 0; rank < x_.size; ++rank) {
+      if (rank == x_.rank) {
+        sum.from.push_back(mine);
+        continue;
+      }
+      Piece place{Memory::scratch, plan_.scratch_bytes, mine.bytes};
+      plan_.scratch_bytes += mine.bytes;
+      add(round.receives, rank, place);
+      sum.from.push_back(place);
+    }
+    if (mine.bytes > 0) round.sum = std::move(sum);
+  }
+
+  // Every rank sends its part of `memory` to all other ranks.
+  void share(const Parts& parts, Memory memory) {
+    auto& round = this->round();
+    for (int peer : others()) {
+      add(round.sends, peer, parts.piece(memory, x_.rank));
+      add(round.receives, peer, parts.piece(memory, peer));
+    }
+  }
+
+  const CollectiveSpec& x_;
+  Parts chunks_;
+  Piece whole_;
+  MoveSchedule plan_;
+};
+
+}  // namespace
+
+MoveSchedule make_move_schedule(const CollectiveSpec& exchange) { return Planner(exchange).plan(); }
+
+}  // namespace lockstep::mpi

@@ -1,0 +1,76 @@
+// ActivationCheckpointState: the shared state of one model's checkpointed blocks.
+#pragma once
+
+#include "dispatch/call.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::dispatch {
+
+// Thread-safe.
+class ActivationCheckpointState {
+ public:
+  struct Counts {
+    std::int64_t blocks = 0;             // finished in forward passes
+    std::int64_t released_bytes = 0;     // at the end of the blocks
+    std::int64_t recomputed_blocks = 0;  // of which some results were recomputed
+    std::int64_t operations = 0;         // that ran again
+  };
+
+  // `kept`: operations whose results are kept ("aten::mm").
+  explicit ActivationCheckpointState(std::set<std::string> kept) : kept_(std::move(kept)) {}
+
+  [[nodiscard]] bool keeps(const std::string& operation) const { return kept_.contains(operation); }
+  [[nodiscard]] Counts counts() const;
+  void reset_counts();
+
+  // Marks result `number` of a block as used outside of the block in forward: it is kept from the
+  // next pass on.
+  [[nodiscard]] bool is_used_outside(int block, std::size_t number) const;
+  void note_use_outside(int block, std::size_t number);
+
+  void count_end(std::int64_t bytes);
+  void count_replay(std::int64_t operations);
+
+ private:
+  const std::set<std::string> kept_;
+  mutable std::mutex mutex_;
+  std::set<std::pair<int, std::size_t>> used_outside_;
+  Counts counts_;
+};
+
+// Marks a parameter: its use in forward begins a pass through `block`, unless the pass is in that
+// block already. If `block` is -1, its use ends the current block. The mark stays with the
+// parameter even if its memory changes.
+void mark_block(const at::Tensor& parameter, std::shared_ptr<ActivationCheckpointState> model,
+                int block);
+// Returns true if a parameter has been marked.
+[[nodiscard]] bool has_block_mark(const at::Tensor& parameter);
+
+// Ends a pass through a model on this thread; keeps `results`.
+void leave_block(const std::vector<at::Tensor>& results);
+
+// Disables recording on this thread during the object's lifetime.
+class [[nodiscard]] BlockPause {
+ public:
+  BlockPause();
+  ~BlockPause();
+  BlockPause(const BlockPause&) = delete;
+  BlockPause& operator=(const BlockPause&) = delete;
+};
+
+// The interceptor that records the operations of checkpointed blocks. While gradients are recorded,
+// a block begins at an operation that uses one of its parameters. It ends at an operation that uses
+// a parameter of another block or of none, or when backward() begins.
+void record_block(Call& call);
+
+}  // namespace lockstep::dispatch

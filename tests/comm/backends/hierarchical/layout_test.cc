@@ -1,0 +1,68 @@
+// Tests which ranks share a host, and which backend is chosen for them.
+#include "comm/backends/hierarchical/layout.h"
+
+#include "comm/init/choice.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+using namespace lockstep;
+using namespace lockstep::hierarchical;
+
+namespace {
+
+using Ranks = std::vector<int>;
+using Names = std::vector<std::string>;
+
+TEST(HostLayout, HostsAreNumberedByTheirFirstRank) {
+  auto layout = make_layout(Names{"b", "a", "b", "c", "a"}, 4);
+  EXPECT_EQ(layout.hosts, (std::vector<Ranks>{{0, 2}, {1, 4}, {3}}));
+  EXPECT_EQ(layout.host, 1);
+  EXPECT_EQ(layout.place, 1);
+  EXPECT_EQ(layout.local(), (Ranks{1, 4}));
+  EXPECT_EQ(layout.size(), 5);
+  EXPECT_EQ(layout.host_of(3), 2);
+  EXPECT_EQ(layout.place_of(2), 1);
+}
+
+TEST(HostLayout, EqualsSpeakAcrossEvenHosts) {
+  auto layout = make_layout(Names{"a", "b", "a", "b"}, 3);
+  EXPECT_TRUE(layout.is_even());
+  EXPECT_TRUE(layout.is_across());
+  EXPECT_EQ(layout.across(), (Ranks{2, 3}));
+}
+
+TEST(HostLayout, TheFirstOfEachSpeakAcrossUnevenHosts) {
+  auto first = make_layout(Names{"a", "a", "b"}, 0);
+  auto second = make_layout(Names{"a", "a", "b"}, 1);
+  EXPECT_FALSE(first.is_even());
+  EXPECT_TRUE(first.is_across());
+  EXPECT_FALSE(second.is_across());
+  EXPECT_EQ(second.across(), (Ranks{0, 2}));
+}
+
+TEST(HostLayout, PartsLieInTheOrderOfTheirRanks) {
+  auto places = placed(Ranks{2, 0, 1}, std::vector<std::int64_t>{5, 0, 7});
+  EXPECT_EQ(places[2].begin, 0U);
+  EXPECT_EQ(places[0].begin, 7U);
+  EXPECT_EQ(places[1].begin, 12U);
+  EXPECT_EQ(places[1].count, 0U);
+}
+
+TEST(Choice, ByWhereTheRanksAre) {
+  const std::vector<std::string_view> all{"shm", "gloo", "mpi"};
+  const std::vector<std::string_view> without_gloo{"shm", "mpi"};
+  EXPECT_EQ(choose_backend("", Names{"a", "a"}, false, all), "shm");
+  EXPECT_EQ(choose_backend("", Names{"a", "b"}, false, all), "gloo");
+  EXPECT_EQ(choose_backend("", Names{"a", "b"}, true, all), "mpi");
+  EXPECT_EQ(choose_backend("", Names{"a", "b"}, false, without_gloo), "mpi");
+  EXPECT_EQ(choose_backend("", Names{"a", "b", "a"}, false, all), "hierarchical:gloo");
+  EXPECT_EQ(choose_backend("", Names{"a", "b", "a"}, true, all), "hierarchical:mpi");
+  EXPECT_EQ(choose_backend("hierarchical", Names{"a", "a"}, false, all), "hierarchical:gloo");
+  EXPECT_EQ(choose_backend("gloo", Names{"a", "a"}, true, all), "gloo");
+}
+
+}  // namespace
