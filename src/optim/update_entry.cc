@@ -1,7 +1,10 @@
 #include "optim/update_entry.h"
 
 #include "base/check.h"
+#include "base/fingerprint.h"
 #include "global/global_tensor.h"
+#include "optim/state_tensors.h"
+#include "optim/threads.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/escaped.h"
 #include "global/global_tensor.h"
+#include "global/mesh_context.h"
 #include "parallel/pipeline/batch.h"
 #include "parallel/pipeline/pipeline_state.h"
 

@@ -24,7 +24,7 @@
 namespace lockstep::train {
 namespace {
 
-using Tensors = std::map<std::string, at::Tensor>;
+using TensorMap = std::map<std::string, at::Tensor>;
 
 // The combination of copies: by averages, or by outer updates.
 class Copies {
@@ -50,8 +50,8 @@ constexpr std::string_view of_strategy = "strategy.";
 constexpr std::string_view of_outer = "outer.";  // DiLoCo's outer state, which the model has
 constexpr std::int64_t bytes_at_once = std::int64_t{25} << 20;
 
-Tensors with_prefix(const Tensors& all, std::string_view prefix) {
-  Tensors found;
+TensorMap with_prefix(const TensorMap& all, std::string_view prefix) {
+  TensorMap found;
   for (const auto& [name, tensor] : all)
     if (name.starts_with(prefix)) found.emplace(name.substr(prefix.size()), tensor);
   return found;
@@ -59,7 +59,7 @@ Tensors with_prefix(const Tensors& all, std::string_view prefix) {
 
 at::Tensor one_number(std::int64_t number) { return at::empty({1}, at::kLong).fill_(number); }
 
-std::int64_t steps_in(const Tensors& state) {
+std::int64_t steps_in(const TensorMap& state) {
   auto steps = state.find("steps");
   check_input(steps != state.end() && steps->second.numel() == 1 &&
                   steps->second.scalar_type() == at::kLong &&
@@ -75,8 +75,8 @@ class Averaged final : public Copies {
       : local_(module, world, options.local_sgd) {}
   void step(bool) override { (void)local_.step(); }
   void show() override { local_.average_now(); }
-  Tensors state() override { return {{"steps", one_number(local_.steps())}}; }
-  void load_state(const Tensors& state) override { local_.set_steps(steps_in(state)); }
+  TensorMap state() override { return {{"steps", one_number(local_.steps())}}; }
+  void load_state(const TensorMap& state) override { local_.set_steps(steps_in(state)); }
   void begin_at(std::int64_t steps) override { local_.set_steps(steps); }
   Handle& handle() override { return local_; }
 
@@ -96,13 +96,13 @@ class AveragedLater final : public Copies {
   Handle& handle() override { return ddp_; }
   void step(bool) override { (void)averager_.step(); }
   void show() override { averager_.average_now(); }
-  Tensors state() override {
-    Tensors state = hook_->state();
+  TensorMap state() override {
+    TensorMap state = hook_->state();
     state.emplace("steps", one_number(averager_.steps()));
     return state;
   }
-  void load_state(const Tensors& state) override {
-    Tensors of_hook = state;
+  void load_state(const TensorMap& state) override {
+    TensorMap of_hook = state;
     averager_.set_steps(steps_in(state));
     of_hook.erase("steps");
     hook_->load_state(of_hook);
@@ -127,17 +127,17 @@ class OuterUpdates final : public Copies {
     if (is_last) (void)diloco_.synchronize();
   }
   void show() override {
-    const Tensors outer = named_outer();
+    const TensorMap outer = named_outer();
     for (const Part& part : diloco_.named_parameters())
       part.tensor.detach().copy_(outer.at(part.name));
   }
-  Tensors state() override {
-    Tensors state = diloco_.state();
+  TensorMap state() override {
+    TensorMap state = diloco_.state();
     std::erase_if(state, [](const auto& entry) { return entry.first.starts_with(of_outer); });
     return state;
   }
-  void load_state(const Tensors& state) override {
-    Tensors whole = state;
+  void load_state(const TensorMap& state) override {
+    TensorMap whole = state;
     for (const auto& [name, tensor] : named_outer())
       whole.emplace(std::string(of_outer) + name, tensor);
     diloco_.load_state(whole);
@@ -147,8 +147,8 @@ class OuterUpdates final : public Copies {
   [[nodiscard]] std::int64_t bytes_given() override { return diloco_.bytes_sent(); }
 
  private:
-  [[nodiscard]] Tensors named_outer() const {
-    Tensors outer;
+  [[nodiscard]] TensorMap named_outer() const {
+    TensorMap outer;
     for (const Part& part : diloco_.state_parts())
       if (part.kind == PartKind::parameter) outer.emplace(part.name, part.tensor);
     return outer;
@@ -187,20 +187,20 @@ class LocalUpdateStrategy : public TrainedModel {
  private:
   Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override;
   // Each rank stores its own copy if the copies differ.
-  Tensors own() override;
+  TensorMap own() override;
   // Has no parameters: each rank's state is in own().
   torch::optim::Optimizer& saved_optimizer() override { return *nothing_; }
   void begin_at(std::int64_t step) override;
-  void take_own(const Tensors& own) override;
-  [[nodiscard]] Tensors buffers() const;
+  void take_own(const TensorMap& own) override;
+  [[nodiscard]] TensorMap buffers() const;
   // Returns the module's parameters and buffers by name.
-  [[nodiscard]] Tensors trained();
+  [[nodiscard]] TensorMap trained();
 
   std::unique_ptr<Copies> copies_;
   std::unique_ptr<torch::optim::Optimizer> nothing_;
   std::int64_t step_ = 0;
   std::int64_t steps_ = 0;  // steps of the run
-  Tensors set_aside_;       // this rank's copy while the combined model is in the module
+  TensorMap set_aside_;     // this rank's copy while the combined model is in the module
 };
 
 void LocalUpdateStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunLength length) {
@@ -231,15 +231,15 @@ void LocalUpdateStrategy::update(double lr, const optim::GradientTransform& tran
   add_sent_bytes(copies_->bytes_given() - before);
 }
 
-Tensors LocalUpdateStrategy::buffers() const {
-  Tensors buffers;
+TensorMap LocalUpdateStrategy::buffers() const {
+  TensorMap buffers;
   for (Part& part : parallel::whole_state_parts(*module_))
     if (part.kind == PartKind::buffer) buffers.emplace(part.name, part.tensor);
   return buffers;
 }
 
-Tensors LocalUpdateStrategy::trained() {
-  Tensors tensors = buffers();
+TensorMap LocalUpdateStrategy::trained() {
+  TensorMap tensors = buffers();
   for (Part& part : handle().named_parameters()) tensors.emplace(part.name, part.tensor.detach());
   return tensors;
 }
@@ -255,7 +255,7 @@ void LocalUpdateStrategy::meet(bool shows_model) {
 }
 
 at::Tensor LocalUpdateStrategy::backward(const StepRows& rows, optim::GradScaler& scaler) {
-  const Tensors own = std::exchange(set_aside_, {});
+  const TensorMap own = std::exchange(set_aside_, {});
   if (!own.empty()) {
     at::NoGradGuard no_grad;
     for (const auto& [name, tensor] : trained()) tensor.copy_(own.at(name));
@@ -263,11 +263,11 @@ at::Tensor LocalUpdateStrategy::backward(const StepRows& rows, optim::GradScaler
   return TrainedModel::backward(rows, scaler);
 }
 
-Tensors LocalUpdateStrategy::own() {
+TensorMap LocalUpdateStrategy::own() {
   check(!set_aside_.empty(), "train: the one model of all ranks must be shown to be saved");
   checkpoint::NamedParameters named;
   for (const Part& part : handle().named_parameters()) named.emplace_back(part.name, part.tensor);
-  Tensors own = checkpoint::optimizer_state(*optimizer_, named);
+  TensorMap own = checkpoint::optimizer_state(*optimizer_, named);
   for (const auto& [name, tensor] : set_aside_) own.emplace(std::string(of_copy) + name, tensor);
   for (const auto& [name, tensor] : copies_->state())
     own.emplace(std::string(of_strategy) + name, tensor);
@@ -279,9 +279,9 @@ void LocalUpdateStrategy::begin_at(std::int64_t step) {
   copies_->begin_at(step);
 }
 
-void LocalUpdateStrategy::take_own(const Tensors& own) {
-  const Tensors copy = with_prefix(own, of_copy);
-  const Tensors now = trained();
+void LocalUpdateStrategy::take_own(const TensorMap& own) {
+  const TensorMap copy = with_prefix(own, of_copy);
+  const TensorMap now = trained();
   for (const auto& [name, tensor] : now) {
     auto found = copy.find(name);
     check_input(found != copy.end() && found->second.sizes() == tensor.sizes() &&
@@ -291,7 +291,7 @@ void LocalUpdateStrategy::take_own(const Tensors& own) {
   }
   checkpoint::NamedParameters named;
   for (const Part& part : handle().named_parameters()) named.emplace_back(part.name, part.tensor);
-  Tensors kept;
+  TensorMap kept;
   for (const auto& [name, tensor] : own)
     if (name.starts_with(of_optimizer)) kept.emplace(name, tensor);
   copies_->load_state(with_prefix(own, of_strategy));

@@ -61,7 +61,7 @@ inline Handle handle_of(const Level& level, models::Mlp& model, const Group& gro
 inline models::GptOptions least_gpt() {
   models::GptOptions options = small_gpt(2);
   options.heads = 2;
-  options.width = 8;
+  options.hidden_size = 8;
   return options;
 }
 

@@ -22,6 +22,7 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -91,6 +92,30 @@ TEST(ArenaTensors, NothingElseLiesThereInAForkedChild) {
       return found != MAP_FAILED && !arena->contains(found, bytes) ? 0 : 1;
     });
     EXPECT_TRUE(WIFEXITED(child.status) && WEXITSTATUS(child.status) == 0) << child.status;
+  });
+}
+
+// The handler of a grandchild must not try each of the million pages that the child has closed.
+TEST(ArenaTensors, AChildOfAChildIsForkedAtOnce) {
+  alone([] {
+    auto arena = std::make_shared<Arena>(std::size_t{8192} * mebibyte);
+    ArenaTensors tensors(arena, 64 * mebibyte);
+    auto parents = at::ones({100'000});
+    auto child = in_child([&] {
+      auto grandchild = in_child([&] {
+        rusage used{};
+        ::getrusage(RUSAGE_SELF, &used);
+        if (used.ru_utime.tv_sec + used.ru_stime.tv_sec > 0 ||
+            used.ru_utime.tv_usec + used.ru_stime.tv_usec > 500'000)
+          return 1;
+        void* found = ::mmap(arena->data(), 4096, PROT_READ,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        return found == MAP_FAILED ? 0 : 2;
+      });
+      return WIFEXITED(grandchild.status) ? WEXITSTATUS(grandchild.status) : 3;
+    });
+    EXPECT_TRUE(WIFEXITED(child.status)) << child.status;
+    EXPECT_EQ(WEXITSTATUS(child.status), 0);
   });
 }
 

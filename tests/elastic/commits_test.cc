@@ -58,7 +58,7 @@ TEST(CommitControl, SpaceThatCannotBeReservedIsFilled) {
     test::expect_ranks(1, [&](int) {
       ASSERT_TRUE(test::deny(call));
       CommitControl control = CommitControl::make(folder.path(), 3);
-      control.set_flag(0, 2, 1);
+      control.mark(0, 2, 1);
       EXPECT_EQ(control.ranks(), 3);
     });
   }
@@ -71,12 +71,12 @@ TEST(CommitControl, ABufferIsWholeWhenAllRanksHaveMarkedItWithOneNumber) {
   CommitControl control = CommitControl::make(generation, 3);
   EXPECT_EQ(control.ranks(), 3);
   EXPECT_FALSE(newest_commit(folder.path()));
-  for (int rank = 0; rank < 3; ++rank) control.set_flag(0, rank, 1);
+  for (int rank = 0; rank < 3; ++rank) control.mark(0, rank, 1);
   EXPECT_EQ(newest_commit(folder.path())->buffer, 0);
-  control.set_flag(1, 0, 2);
-  control.set_flag(1, 2, 2);
+  control.mark(1, 0, 2);
+  control.mark(1, 2, 2);
   EXPECT_EQ(newest_commit(folder.path())->buffer, 0);
-  control.set_flag(1, 1, 2);
+  control.mark(1, 1, 2);
   EXPECT_EQ(newest_commit(folder.path())->buffer, 1);
   control.unmark(0, 2);
   EXPECT_EQ(newest_commit(folder.path())->buffer, 1);
@@ -89,12 +89,12 @@ TEST(CommitControl, AnOlderRoundCountsUntilANewerOneHasAWholeCommit) {
   for (const std::int64_t round : {9, 10}) fs::create_directory(folder / generation_name(round, 0));
   CommitControl old = CommitControl::make(folder / generation_name(9, 0), 1);
   CommitControl young = CommitControl::make(folder / generation_name(10, 0), 2);
-  old.set_flag(1, 0, 7);
-  young.set_flag(0, 0, 1);
+  old.mark(1, 0, 7);
+  young.mark(0, 0, 1);
   auto found = newest_commit(folder.path());
   ASSERT_TRUE(found);
   EXPECT_EQ(found->generation, folder / generation_name(9, 0));
-  young.set_flag(0, 1, 1);
+  young.mark(0, 1, 1);
   found = newest_commit(folder.path());
   EXPECT_EQ(found->generation, folder / generation_name(10, 0));
   remove_but(folder.path(), found);

@@ -63,6 +63,7 @@
 #include <lockstep/module/module_ref.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/handle.h>
+#include <lockstep/parallel/model_plans.h>
 #include <lockstep/parallel/parallel_plan.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/sharded/fully_shard.h>

@@ -25,6 +25,7 @@ void Backend::check_process() const {
 }
 
 std::shared_ptr<Backend> Backend::on_host(std::string_view name) {
+  check(!has_streams(), "{}: this backend has no groups for tensors in host memory", this->name());
   return subset(all_ranks(size_), name);
 }
 

@@ -232,7 +232,9 @@ Group init_at(const rank_env::RankInfo& info, const InitOptions& options,
   }
   auto deadline = Deadline::after(options.join_timeout);
   auto all_have_met = std::make_shared<std::atomic<bool>>(false);
-  auto world_info = meet(info, asked, devices, filter, deadline, all_have_met);
+  // float_sums chooses between collectives, so ranks must agree on it.
+  const auto compared = options.float_sums ? formatted("{} with float_sums", asked) : asked;
+  auto world_info = meet(info, compared, devices, filter, deadline, all_have_met);
   bool by_mpirun = info.rendezvous->kind == rank_env::RankRendezvous::Kind::mpi;
   const auto choice = choose_or_refuse(
       info.rank, world_info,

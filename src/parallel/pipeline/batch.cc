@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
+#include "base/text.h"
 #include "global/global_tensor.h"
 
 #include <lockstep/base/error.h>

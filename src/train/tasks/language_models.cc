@@ -86,7 +86,8 @@ models::LlamaOptions LlamaTask::model_options() const {
 
 double LlamaTask::parameters() const {
   const models::LlamaOptions options = model_options();
-  const auto width = static_cast<double>(width_), hidden = static_cast<double>(options.hidden);
+  const auto width = static_cast<double>(width_),
+             hidden = static_cast<double>(options.intermediate_size);
   const double keys =
       width * static_cast<double>(options.key_value_heads) / static_cast<double>(heads_);
   const double block = 2 * width * width + 2 * width * keys + 3 * width * hidden + 2 * width;
@@ -106,7 +107,7 @@ void LlamaTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
   check_entry("layers", layers_, count_layers(tensors, "model.layers.", ".input_layernorm.weight"));
   check_entry("width", width_, size_in(tensors, "model.embed_tokens.weight", 1));
   check_vocabulary(size_in(tensors, "model.embed_tokens.weight", 0));
-  check_entry("hidden", model_options().hidden,
+  check_entry("hidden", model_options().intermediate_size,
               size_in(tensors, "model.layers.0.mlp.gate_proj.weight", 0));
   const auto width = static_cast<double>(width_);
   check_elements(tensors, static_cast<double>(layers_) * 2 * width * width);

@@ -60,6 +60,19 @@ struct Case {
   std::string reason;
 };
 
+TEST(Choice, ByWhereTheRanksAre) {
+  const std::vector<std::string_view> all{"shm", "gloo", "mpi"};
+  const std::vector<std::string_view> without_gloo{"shm", "mpi"};
+  EXPECT_EQ(choose_backend("", Names{"a", "a"}, false, all), "shm");
+  EXPECT_EQ(choose_backend("", Names{"a", "b"}, false, all), "gloo");
+  EXPECT_EQ(choose_backend("", Names{"a", "b"}, true, all), "mpi");
+  EXPECT_EQ(choose_backend("", Names{"a", "b"}, false, without_gloo), "mpi");
+  EXPECT_EQ(choose_backend("", Names{"a", "b", "a"}, false, all), "hierarchical:gloo");
+  EXPECT_EQ(choose_backend("", Names{"a", "b", "a"}, true, all), "hierarchical:mpi");
+  EXPECT_EQ(choose_backend("hierarchical", Names{"a", "a"}, false, all), "hierarchical:gloo");
+  EXPECT_EQ(choose_backend("gloo", Names{"a", "a"}, true, all), "gloo");
+}
+
 TEST(Choice, EachRankGetsTheGpuWithItsNumberOnItsHost) {
   const Case cases[] = {
       {1, 1, 1, "nccl", "each rank has a GPU of its own"},

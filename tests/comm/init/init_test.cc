@@ -163,6 +163,17 @@ TEST(Init, WhereTheRanksAreChoosesTheBackend) {
   });
 }
 
+TEST(Init, RanksAgreeOnFloatSums) {
+  auto port = test::free_port();
+  test::expect_ranks(2, [&](int rank) {
+    set_environment(of_rank(rank, 2, port));
+    InitOptions options = quick();
+    options.float_sums = rank == 1;
+    expect_words(message_of<BadInput>([&] { static_cast<void>(init(options)); }),
+                 {"float_sums", "rank 0", "rank 1"});
+  });
+}
+
 TEST(Init, AFileStoreWillDo) {
   test::TemporaryFolder folder;
   test::expect_ranks(2, [&](int rank) {

@@ -25,73 +25,73 @@ Machine& Machine::get() {
 
 Machine::Machine() : memory_([this](const void* address) { on_touch(address); }) {
   std::thread([this] {
-    Lock lock(mutex_);
+    MachineLock lock(mutex_);
     scheduler_.work(lock);
   }).detach();
 }
 
 void Machine::set(const Schedule& schedule) {
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   schedule_ = schedule;
   counts_ = {};
   scheduler_.choose_by(schedule.seed, schedule.lazy, schedule.longest_idle);
 }
 
 std::vector<Report> Machine::take_reports() {
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   return reports_.take();
 }
 
 Counts Machine::counts(int host) {
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   return counts_.at(host);
 }
 
 void Machine::reset_counts() {
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   counts_ = {};
 }
 
 void Machine::set_host(int device, int host) {
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   join(host_clocks_.at(host), host_clocks_[hosts_.at(device)]);
   hosts_[device] = host;
 }
 
 void* Machine::allocate(Actor stream, std::size_t bytes) {
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   blocks_.collect([&](const Event& event) { return scheduler_.is_done(event); },
                   [&](const Block& block, const Clock& clock) { checker_.forget(block, clock); });
   return memory_.device_address(blocks_.allocate(stream, bytes));
 }
 
 void Machine::release(void* address) {
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   blocks_.release(memory_.offset_of(address), [&](Actor stream) { return end_of(stream); });
 }
 
 void Machine::record_stream(const void* address, Actor stream) {
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   if (address != nullptr && memory_.is_device(address))
     blocks_.record(memory_.offset_of(address), stream);
 }
 
 void* Machine::allocate_pinned(std::size_t bytes) {
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   return pinned_.allocate(bytes);
 }
 
 void Machine::release_pinned(void* address) {
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   pinned_.release(address);
 }
 
 void Machine::launch(Launch launch) {
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   this->launch(lock, std::move(launch));
 }
 
-void Machine::launch(const Lock&, Launch launch) {
+void Machine::launch(const MachineLock&, Launch launch) {
   memory_.close_touched();
   const Actor stream = launch.stream;
   Clock& clock = clocks_.at(stream);
@@ -111,14 +111,14 @@ Event Machine::end_of(Actor stream) const {
 }
 
 Event Machine::record(Actor stream) {
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   join(clocks_.at(stream), host_clocks_[host_of(stream)]);
   return end_of(stream);
 }
 
 void Machine::wait(const Event& event, Actor stream) {
   if (event.stream < 0 || event.stream == stream) return;
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   const int host = host_of(stream);
   if (++counts_[host].waits == schedule_.drop_wait && host == schedule_.drop_host) return;
   join(clocks_.at(stream), event.clock);
@@ -126,7 +126,7 @@ void Machine::wait(const Event& event, Actor stream) {
 }
 
 bool Machine::query(const Event& event) {
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   if (!scheduler_.is_done(event)) scheduler_.advance(lock);
   if (!scheduler_.is_done(event)) return false;
   if (event.stream >= 0) learn(host_of(event.stream), event.clock);
@@ -141,7 +141,7 @@ void Machine::count_synchronization(int host, const std::string& cause) {
 
 void Machine::synchronize(const Event& event, const std::string& cause) {
   if (event.stream < 0) return;
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   const int host = host_of(event.stream);
   count_synchronization(host, cause);
   scheduler_.block_until(lock, [&] { return scheduler_.is_done(event); });
@@ -149,7 +149,7 @@ void Machine::synchronize(const Event& event, const std::string& cause) {
 }
 
 void Machine::synchronize_device(int device, const std::string& cause) {
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   const int host = hosts_.at(device);
   count_synchronization(host, cause);
   std::vector<Event> ends;
@@ -167,7 +167,7 @@ void Machine::learn(int host, const Clock& clock) {
 
 // Called by the SIGSEGV handler, in the thread that touched the address.
 void Machine::on_touch(const void* address) {
-  Lock lock(mutex_);
+  MachineLock lock(mutex_);
   if (memory_.is_device(address))
     reports_.add(Fault::touch, "host code touched device memory",
                  ", " + blocks_.describe(memory_.offset_of(address)));

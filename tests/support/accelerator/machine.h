@@ -93,12 +93,12 @@ class Machine {
   void synchronize_device(int device, const std::string& cause);
 
   // For collectives, with the mutex held.
-  [[nodiscard]] Lock lock() { return Lock(mutex_); }
-  void launch(const Lock& lock, Launch launch);
+  [[nodiscard]] MachineLock lock() { return MachineLock(mutex_); }
+  void launch(const MachineLock& lock, Launch launch);
   // Wakes waiting hosts to check their conditions.
-  void wake(const Lock&) { scheduler_.wake(); }
-  [[nodiscard]] Clock& clock_of(const Lock&, Actor stream) { return clocks_.at(stream); }
-  [[nodiscard]] Reports& reports(const Lock&) { return reports_; }
+  void wake(const MachineLock&) { scheduler_.wake(); }
+  [[nodiscard]] Clock& clock_of(const MachineLock&, Actor stream) { return clocks_.at(stream); }
+  [[nodiscard]] Reports& reports(const MachineLock&) { return reports_; }
 
  private:
   Machine();

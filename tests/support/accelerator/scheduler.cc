@@ -49,7 +49,7 @@ std::vector<Actor> Scheduler::ready_streams() {
   return ready;
 }
 
-void Scheduler::work(Lock& lock) {
+void Scheduler::work(MachineLock& lock) {
   for (;;) {
     const auto ready = may_run() ? ready_streams() : std::vector<Actor>();
     if (ready.empty())
@@ -59,7 +59,7 @@ void Scheduler::work(Lock& lock) {
   }
 }
 
-void Scheduler::run_one(Lock& lock, Actor stream) {
+void Scheduler::run_one(MachineLock& lock, Actor stream) {
   auto& queue = queues_[stream];
   auto task = std::move(queue.tasks.front());
   queue.tasks.pop_front();
@@ -95,7 +95,7 @@ std::uint64_t Scheduler::progress() const {
   return sum;
 }
 
-void Scheduler::block_until(Lock& lock, std::function<bool()> done) {
+void Scheduler::block_until(MachineLock& lock, std::function<bool()> done) {
   Waiter waiter{std::move(done)};
   waiters_.push_back(&waiter);
   settle_waiters();
@@ -113,7 +113,7 @@ void Scheduler::block_until(Lock& lock, std::function<bool()> done) {
   }
 }
 
-void Scheduler::advance(Lock& lock) {
+void Scheduler::advance(MachineLock& lock) {
   if (!is_lazy_ || ++polls_ % polls_per_task != 0 || ready_streams().empty()) return;
   auto finished = [this] {
     std::uint64_t sum = 0;

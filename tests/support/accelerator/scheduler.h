@@ -42,14 +42,14 @@ struct Task {
   std::shared_ptr<Gate> gate = nullptr;
 };
 
-using Lock = std::unique_lock<std::mutex>;
+using MachineLock = std::unique_lock<std::mutex>;
 
 // Every function needs the machine's mutex.
 class Scheduler {
  public:
   explicit Scheduler(Reports& reports) : reports_(reports) {}
   // Runs tasks forever; unlocks the mutex while a task runs.
-  void work(Lock& lock);
+  void work(MachineLock& lock);
 
   void choose_by(std::uint64_t seed, bool lazy, std::chrono::milliseconds longest_idle);
   void push(Actor stream, Task task);
@@ -58,9 +58,9 @@ class Scheduler {
   [[nodiscard]] std::uint64_t done(Actor stream) const { return queues_.at(stream).done; }
   [[nodiscard]] bool is_done(const Event& event) const;
   // Blocks until done() is true. If no stream can continue, reports a stall and opens all gates.
-  void block_until(Lock& lock, std::function<bool()> done);
+  void block_until(MachineLock& lock, std::function<bool()> done);
   // Runs a task in some of the calls, if a task is ready. For a host that polls.
-  void advance(Lock& lock);
+  void advance(MachineLock& lock);
   void wake() { changed_.notify_all(); }
 
  private:
@@ -78,7 +78,7 @@ class Scheduler {
   [[nodiscard]] bool may_run() const { return !is_lazy_ || !waiters_.empty(); }
   [[nodiscard]] bool is_ready(const Queue& queue) const;
   [[nodiscard]] std::vector<Actor> ready_streams();
-  void run_one(Lock& lock, Actor stream);
+  void run_one(MachineLock& lock, Actor stream);
   // Removes satisfied waits, so that the worker stops running tasks for them.
   void settle_waiters();
   [[nodiscard]] std::uint64_t progress() const;

@@ -28,8 +28,9 @@ namespace {
 struct Serving {
   std::atomic<std::byte*> begin{nullptr};  // null: no arena
   std::atomic<std::size_t> bytes{0};
-  std::shared_ptr<Arena> arena;  // the mutex guards the members below
-  std::size_t most = 0;          // bytes for tensors
+  std::atomic<bool> is_closed{false};  // in a forked child: the pages are taken
+  std::shared_ptr<Arena> arena;        // the mutex guards the members below
+  std::size_t most = 0;                // bytes for tensors
   ArenaTensors::Pages pages = ArenaTensors::Pages::when_touched;
   std::size_t used = 0;  // by tensors
   bool has_ended = false;
@@ -77,6 +78,7 @@ class TensorAllocator final : public c10::Allocator {
     if (current_ != nullptr) return false;
     current_ = free_entry();
     current_->arena = std::move(arena);
+    current_->arena->keep_from_children();  // before a fork handler can find it
     current_->most = most;
     current_->pages = pages;
     current_->has_ended = false;
@@ -172,7 +174,8 @@ class TensorAllocator final : public c10::Allocator {
     bool any = false;
     for (auto* entry = first_.load(std::memory_order_acquire); entry; entry = entry->next) {
       std::byte* begin = entry->begin.load(std::memory_order_acquire);
-      if (begin == nullptr) continue;
+      // A child of a child inherits the closed pages.
+      if (begin == nullptr || entry->is_closed.exchange(true)) continue;
       close_pages(begin, entry->bytes.load(std::memory_order_relaxed));
       any = true;
     }
@@ -227,9 +230,7 @@ class TensorAllocator final : public c10::Allocator {
 }  // namespace
 
 ArenaTensors::ArenaTensors(const std::shared_ptr<Arena>& arena, std::size_t most_bytes, Pages pages)
-    : serves_(TensorAllocator::of_process().begin(arena, most_bytes, pages)) {
-  if (serves_) arena->keep_from_children();
-}
+    : serves_(TensorAllocator::of_process().begin(arena, most_bytes, pages)) {}
 
 bool ArenaTensors::are_possible() { return TensorAllocator::of_process().serves_here(); }
 

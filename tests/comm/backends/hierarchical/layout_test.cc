@@ -1,12 +1,9 @@
-// Tests which ranks share a host, and which backend is chosen for them.
+// Tests which ranks share a host.
 #include "comm/backends/hierarchical/layout.h"
-
-#include "comm/init/choice.h"
 
 #include <gtest/gtest.h>
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 using namespace lockstep;
@@ -50,19 +47,6 @@ TEST(HostLayout, PartsLieInTheOrderOfTheirRanks) {
   EXPECT_EQ(places[0].begin, 7U);
   EXPECT_EQ(places[1].begin, 12U);
   EXPECT_EQ(places[1].count, 0U);
-}
-
-TEST(Choice, ByWhereTheRanksAre) {
-  const std::vector<std::string_view> all{"shm", "gloo", "mpi"};
-  const std::vector<std::string_view> without_gloo{"shm", "mpi"};
-  EXPECT_EQ(choose_backend("", Names{"a", "a"}, false, all), "shm");
-  EXPECT_EQ(choose_backend("", Names{"a", "b"}, false, all), "gloo");
-  EXPECT_EQ(choose_backend("", Names{"a", "b"}, true, all), "mpi");
-  EXPECT_EQ(choose_backend("", Names{"a", "b"}, false, without_gloo), "mpi");
-  EXPECT_EQ(choose_backend("", Names{"a", "b", "a"}, false, all), "hierarchical:gloo");
-  EXPECT_EQ(choose_backend("", Names{"a", "b", "a"}, true, all), "hierarchical:mpi");
-  EXPECT_EQ(choose_backend("hierarchical", Names{"a", "a"}, false, all), "hierarchical:gloo");
-  EXPECT_EQ(choose_backend("gloo", Names{"a", "a"}, true, all), "gloo");
 }
 
 }  // namespace
