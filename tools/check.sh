@@ -8,8 +8,8 @@ export TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:atexit_sleep_ms=50
 
 # Test programs that run under a sanitizer only in `./dev test --all` and in a soak, so that CI stays below an hour on two
 # cores. LibTorch is not instrumented, so errors inside it are not detected.
-rarely_asan=(global optim models parallel checkpoint elastic hub accelerator train)
-rarely_tsan=(comm global mesh dispatch module optim models parallel checkpoint elastic hub accelerator train)
+rarely_asan=(global optim models parallel checkpoint elastic hub accelerator train measure)
+rarely_tsan=(comm global mesh dispatch module optim models parallel checkpoint elastic hub accelerator train measure)
 
 # Tests of the release preset that a soak repeats: those that depend on time or on failures.
 soaked_tests=(sys store rank_env launch layout plan comm_core shm comm optim data parallel checkpoint elastic train apps
