@@ -113,7 +113,7 @@ MUTANTS = [
     ("a written slice leaves old values gathered", "parallel/sharded/unsharder.cc",
      "  drop_before_write(unit);\n}", "  if (!MUTANT) drop_before_write(unit);\n}", "parallel", "*SliceWrite*:*Unsharder*:*Parity*"),
     ("a failure of one rank is its own", "comm/api/run_on_all_or_fail.cc",
-     "if (first == all.end()) return;", "if (MUTANT || first == all.end()) return;", "comm", "*Together.*"),
+     "if (first == all.end()) return;", "if (MUTANT || first == all.end()) return;", "comm", "*RunOnAllOrFail.*"),
     ("a step that nobody is left to push is waited for", "parallel/server/clocks.cc",
      "  updates_ = std::max(updates_, first);", "  if (!MUTANT) updates_ = std::max(updates_, first);",
      "parallel", "Clocks.*"),

@@ -65,7 +65,7 @@ void declare(CommandOptions& options, MemoryOptions& chosen) {
              chosen.size.width = width;
              chosen.size.depth = depth;
            });
-  options.add({"deferred", "", "make the model by deferred(), a unit at a time"},
+  options.add({"deferred-init", "", "make the model by deferred(), a unit at a time"},
               flag_into(chosen.deferred));
   add_ranks(options, chosen.ranks);
   add_number(options, "steps", "training steps before memory is read", chosen.steps, 1, 1000);

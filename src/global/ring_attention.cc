@@ -72,8 +72,8 @@ at::Tensor dense(const at::Tensor& tensor) {
 }
 
 // Returns zeros [rows, heads, tokens, features] with the memory layout of the kernel's result.
-at::Tensor zeros_like_result(const at::Tensor& like, at::ScalarType dtype) {
-  return at::zeros({like.size(0), like.size(2), like.size(1), like.size(3)},
+at::Tensor zeros_like_result(const at::Tensor& like, std::int64_t features, at::ScalarType dtype) {
+  return at::zeros({like.size(0), like.size(2), like.size(1), features},
                    like.options().dtype(dtype))
       .transpose(1, 2);
 }
@@ -195,13 +195,16 @@ void RingAttention::forward(Stack& stack) const {
   torch::jit::drop(stack, arguments_);
   const at::Tensor query = dense(given[0].toTensor());
   const at::ScalarType wide = at::toOpMathType(query.scalar_type());
-  at::Tensor output = zeros_like_result(query, wide);
+  at::Tensor output = zeros_like_result(query, given[2].toTensor().size(3), wide);
   at::Tensor sums = at::full({query.size(0), query.size(1), query.size(2)},
                              -std::numeric_limits<double>::infinity(), query.options().dtype(wide));
   Ring ring(*this);
   KeysAndValues now(given[1].toTensor(), given[2].toTensor());
   const std::int64_t a_token = KeysAndValues::a_token(given[1].toTensor(), given[2].toTensor());
-  Stack others(form_.results - 2);
+  // A rank without tokens runs no kernel. Its remaining results are undefined tensors; the flash
+  // and cuDNN kernels also return two integers, the numbers of queries and keys.
+  Stack others(form_.results - 2, at::Tensor());
+  if (form_.results == 9) others[2] = others[3] = std::int64_t{0};
   for (std::size_t s = 0; s < steps_.size(); ++s) {
     const RingStep& step = steps_[s];
     Ring::Passing next;
@@ -244,7 +247,7 @@ void RingAttention::backward(Stack& stack) const {
   const at::Tensor key = given[2].toTensor(), value = given[3].toTensor();
   const at::Tensor sums = plain_sums(given[form_.sums].toTensor(), query.size(2));
   const at::ScalarType wide = at::toOpMathType(query.scalar_type());
-  at::Tensor of_query = zeros_like_result(query, wide);
+  at::Tensor of_query = zeros_like_result(query, query.size(3), wide);
   Ring ring(*this);
   KeysAndValues now(key, value);
   const std::int64_t a_token = KeysAndValues::a_token(key, value);

@@ -154,12 +154,14 @@ Tensor numbers(at::IntArrayRef sizes, int seed) {
 // Compares forward and backward of queries, keys and values in these placements with a single
 // process.
 void expect_as_on_one(const Mesh& mesh, const Kernel& kernel, const Placements& placed,
-                      const Mask& mask = {}, std::int64_t tokens = 5) {
+                      const Mask& mask = {}, std::int64_t tokens = 5,
+                      std::int64_t value_features = 8) {
   constexpr std::int64_t heads = 4;
   std::vector<Tensor> alone, there;
   for (int i = 0; i < 3; ++i) {
     // The layout is that of a model: [rows, tokens, heads, features], transposed.
-    const Tensor values = numbers({2, tokens, heads, 8}, i).transpose(1, 2);
+    const Tensor values =
+        numbers({2, tokens, heads, i == 2 ? value_features : 8}, i).transpose(1, 2);
     alone.push_back(values.clone(at::MemoryFormat::Preserve).requires_grad_());
     there.push_back(distribute(values, mesh, placed).requires_grad_());
   }
@@ -202,6 +204,8 @@ TEST(DeviceAttention, OfShardedTokensIsARing) {
         for (const Placement cut : {Placement(Shard(2)), Placement(Shard(2).zigzag())}) {
           constexpr std::int64_t tokens = 64;
           expect_as_on_one(mesh, kernel, {cut}, {}, tokens);
+          expect_as_on_one(mesh, kernel, {cut}, {}, ranks - 1);  // the last rank has no tokens
+          if (kernel.takes_masks) expect_as_on_one(mesh, kernel, {cut}, {}, tokens, 4);
           const Tensor x = distribute(numbers({2, 4, tokens, 8}, 1), mesh, {cut});
           EXPECT_EQ(placements(kernel.run(x, x, x, {})), Placements{cut}) << kernel.name;
           at::NoGradGuard no_grad;

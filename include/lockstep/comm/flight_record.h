@@ -2,7 +2,7 @@
 // source location and the times of its post and of the end of its wait. When a group fails, each
 // rank writes its record as one file to the folder that LOCKSTEP_FLIGHT names (`lockstep run` sets
 // it). `lockstep report hang FILE...` reads the files of several ranks and shows which rank waits
-// for which. docs/errors.md shows a report; src/comm/diagnose/flight_file.h has the format.
+// for which. docs/errors.md shows a report; src/comm/diagnose/flight_recorder.h has the format.
 //
 // Recording costs nanoseconds per call, a fixed 128 KiB per process, and no system call.
 #pragma once

@@ -34,7 +34,7 @@ template <TorchScript Model>
 void refuse_torchscript() {
   static_assert(!TorchScript<Model>,
                 "a torch::jit::Module is not a torch::nn::Module; wrap it: register its parameters "
-                "in a torch::nn::Module, as examples/19_torchscript.cc does");
+                "in a torch::nn::Module, as examples/20_torchscript.cc does");
 }
 
 class ModuleRef {
