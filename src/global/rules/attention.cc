@@ -227,18 +227,19 @@ Rule cuda_flash_backward(const RuleCall& call) {
 }
 
 // The memory-efficient kernel rounds the tokens of logsumexp up to a multiple of this.
-constexpr std::int64_t aligned = 32;
+constexpr std::int64_t sums_alignment = 32;
 
 // Schema: query, key, value, attn_bias?, compute_log_sumexp, dropout_p, is_causal -> output,
 // logsumexp, seed and offset of the generator.
 Rule cuda_efficient(const RuleCall& call) {
   Rule rule = device_attention(call, 0, 3);
-  const std::int64_t tokens = (call.sizes(0)[2] + aligned - 1) / aligned * aligned;
+  const std::int64_t tokens =
+      (call.sizes(0)[2] + sums_alignment - 1) / sums_alignment * sums_alignment;
   rule.results = {output_of(call, rule),
                   number_a_token(call, rule, call.argument(4).toBool() ? tokens : 0), whole_of({}),
                   whole_of({})};
   return device_choices(call, std::move(rule), 0, call.argument(5).toDouble(), 3,
-                        {.causal = 6, .results = 4, .keeps_sums = 4, .alignment = aligned});
+                        {.causal = 6, .results = 4, .keeps_sums = 4, .alignment = sums_alignment});
 }
 
 // Schema: grad_out, query, key, value, attn_bias, out, logsumexp, seed, offset, dropout_p,
@@ -255,8 +256,9 @@ Rule cuda_efficient_backward(const RuleCall& call) {
     lay_features_side_by_side(rule, call.arguments());
     return rule;
   }
-  return device_choices(call, std::move(rule), 1, call.argument(9).toDouble(), 4,
-                        {.causal = 11, .sums = 6, .gradient_mask = 10, .alignment = aligned});
+  return device_choices(
+      call, std::move(rule), 1, call.argument(9).toDouble(), 4,
+      {.causal = 11, .sums = 6, .gradient_mask = 10, .alignment = sums_alignment});
 }
 
 }  // namespace
