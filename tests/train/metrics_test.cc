@@ -21,6 +21,7 @@
 #include <iterator>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::train {
@@ -220,7 +221,11 @@ class SeenRanges final : public torch::profiler::impl::ProfilerStubs {
     return 0;
   }
   void mark(const char*) const override {}
-  void rangePush(const char* name) const override { names_.emplace_back(name); }
+  // LibTorch appends ", op_id = 1" to some names.
+  void rangePush(const char* name) const override {
+    const std::string_view whole(name);
+    names_.emplace_back(whole.substr(0, whole.find(',')));
+  }
   void rangePop() const override { names_.emplace_back("end"); }
   [[nodiscard]] bool enabled() const override { return true; }
   void onEachDevice(std::function<void(int)>) const override {}
