@@ -112,7 +112,7 @@ int main(int count, char** words) {
   using namespace lockstep::bench;
   using lockstep::apps::command;
   return lockstep::sys::run_program(program_name, [&] {
-    return lockstep::apps::run_command(
+    return lockstep::apps::run_measurement(
         program_name, "Measures Lockstep on this host.",
         {command<StepOptions>(program_name, "step",
                               "A training step in each mode: forward, backward, averaging, AdamW.",

@@ -66,7 +66,7 @@ expect(lambda folder: None, 0, "all_reduce of a float tensor of 64 KiB in the ar
 expect(rename, 1, "GroupState::post_to_backend: expected one definition, found []")
 expect(copy, 1, "expected one definition, found [")
 expect(divide_file, 1, "27 files")
-expect(divide_module, 1, "28 modules")
+expect(divide_module, 1, "24 modules")
 expect(rename_header, 1, "src/apps/commands.h: expected one header, found none")
 expect(replace_in_document("`Operands::place()`", "`Operands::put()`"), 1, "names Operands::put(), which is not")
 expect(replace_in_document("../src/comm/backends/shm/plan.cc", "plan"), 1, "does not link src/comm/backends/shm/p")

@@ -57,7 +57,7 @@ int act(const Words& words, const CollectivesOptions& chosen) {
 int main(int count, char** words) {
   using namespace lockstep::apps;
   return lockstep::sys::run_program(program_name, [&] {
-    return run_command(
+    return run_measurement(
         program_name, "Measures what this host does with Lockstep.",
         {command<CollectivesOptions>(
             program_name, "collectives",
