@@ -31,18 +31,31 @@ using c10::SymInt;
 using Scale = std::optional<double>;
 using Mask = std::optional<Tensor>;
 
+// The CPU's kernel needs values with as many features as the keys; those of CUDA do not. So values
+// get features of zeros, and results lose them.
+Tensor widened(const Tensor& v, const Tensor& q) {
+  return v.size(3) == q.size(3) ? v : at::constant_pad_nd(v, {0, q.size(3) - v.size(3)});
+}
+Tensor narrowed(const Tensor& result, const Tensor& v) {
+  if (result.size(3) == v.size(3)) return result;
+  return result.narrow(3, 0, v.size(3)).transpose(1, 2).contiguous().transpose(1, 2);
+}
+
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
                                    const Mask& mask, Scale scale) {
-  return at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, mask, scale);
+  auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, widened(v, q), 0.0,
+                                                                          causal, mask, scale);
+  return {narrowed(out, v), logsumexp};
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& gradient, const Tensor& q,
                                             const Tensor& k, const Tensor& v, const Tensor& out,
                                             const Tensor& logsumexp, bool causal, const Mask& mask,
                                             Scale scale) {
-  return at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      gradient, q, k, v, out, logsumexp.narrow(2, 0, q.size(2)).contiguous(), 0.0, causal, mask,
-      scale);
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      widened(gradient, q), q, k, widened(v, q), widened(out, q),
+      logsumexp.narrow(2, 0, q.size(2)).contiguous(), 0.0, causal, mask, scale);
+  return {dq, dk, narrowed(dv, v)};
 }
 
 Tensor state(at::IntArrayRef sizes, at::ScalarType dtype) {

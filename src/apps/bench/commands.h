@@ -79,7 +79,7 @@ Command command(const std::string& program, std::string_view name, const char* a
 
 // Runs the command that the first word names.
 inline int run_measurement(const std::string& program, std::string about,
-                       const std::vector<Command>& commands, const Words& words) {
+                           const std::vector<Command>& commands, const Words& words) {
   about += "\n\n";
   std::vector<std::string_view> known;
   for (const Command& command : commands) {
