@@ -22,7 +22,7 @@ HANDLES = {"cublas_v2.h": ("cublasHandle_t", "cublasStatus_t"), "cublasLt.h": ("
            "cusparse.h": ("cusparseHandle_t", "cusparseStatus_t"), "cusolverDn.h": ("cusolverDnHandle_t", "cusolverStatus_t"),
            "cusolver_common.h": ()}
 VERSIONS = ("2.11.0", "2.12.0", "2.13.0", "2.14.0", "2.15.0")
-# Of all wheels of LibTorch the smallest.
+# The smallest wheels of LibTorch.
 SMALLEST = ("--only-binary=:all:", "--python-version=3.12", "--platform=macosx_11_0_arm64", "--platform=macosx_14_0_arm64")
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src/comm/backends/c10d/nccl.cc"

@@ -1,4 +1,4 @@
-// What a rank and its agent tell each other of their ends. RankEnds tells ranks that wait for
+// Messages of a rank and its agent about their ends. RankEnds tells ranks that wait for
 // another rank in init() that its process has ended with exit code 0: the agent writes this into
 // its store. (A rank that ends in any other way ends the run.)
 //

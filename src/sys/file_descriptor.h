@@ -1,4 +1,4 @@
-// Owners of what the system gives to a process: file descriptors and mapped memory.
+// Owners of resources of the system: file descriptors and mapped memory.
 #pragma once
 
 #include <cstddef>

@@ -17,7 +17,7 @@ constexpr int forgetful_host = 1;  // whose waits are left out
 
 class DroppedWaits : public AcceleratorTest {
  protected:
-  // Compares with what the program gives when nothing is left out; it is empty if a rank fails.
+  // Compares with the results of the program without an omission; it is empty if a rank fails.
   static void expect_found(const std::function<std::vector<double>()>& program, int most) {
     const auto expected = program();
     ASSERT_FALSE(expected.empty());

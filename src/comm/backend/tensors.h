@@ -1,4 +1,4 @@
-// What backends do with tensors: views, sizes, and reductions in the order of the tree.
+// Operations of backends on tensors: views, sizes, and reductions in the order of the tree.
 #pragma once
 
 #include <lockstep/comm/call.h>
