@@ -15,6 +15,7 @@ using namespace apps;
 
 constexpr const char* program_name = "lockstep-measure";
 constexpr std::int64_t most_width = 1 << 20;
+constexpr std::int64_t most_threads = 1024;
 constexpr std::int64_t most_elements = 1 << 30;
 constexpr std::array<std::string_view, 2> optimizer_names{"default", "fused"};
 constexpr std::array<std::string_view, 2> dtype_names{"float32", "bfloat16"};

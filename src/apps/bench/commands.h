@@ -19,7 +19,6 @@ namespace lockstep::apps {
 
 using Words = std::vector<std::string>;
 
-inline constexpr std::int64_t most_threads = 1024;
 inline constexpr std::int64_t most_turns = 100'000;
 
 template <std::integral Number>
