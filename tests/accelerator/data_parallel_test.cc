@@ -95,6 +95,25 @@ TEST_F(DataParallel, AStepDoesNotBlockTheHost) {
   });
 }
 
+// The input's gradient is computed after those of all parameters.
+TEST_F(DataParallel, TheLastBucketIsPostedBeforeTheEndOfBackward) {
+  run_ranks(ranks, [](Group group, c10::Device device) {
+    auto model = model_on(device);
+    DistributedDataParallel ddp(model, group, {.bucket_bytes = 1 << 20});  // one bucket
+    const auto inputs = test::values({4, 16}, 100).to(device).requires_grad_();
+    for (int step = 0; step < 3; ++step) {
+      ddp.zero_grad();
+      std::int64_t before = 0, posted = 0;
+      const auto scaled = inputs * 2;
+      scaled.register_hook([&](const at::Tensor&) { posted = group.traffic().calls - before; });
+      const auto loss = model->forward(scaled).square().sum();
+      before = group.traffic().calls;
+      loss.backward();
+      EXPECT_EQ(posted, 1) << "step " << step;
+    }
+  });
+}
+
 // Lets the second step fail on rank 1. Rank 1's error must have the text `own`, and the error that
 // rank 0 gets afterwards the text `of_others`.
 void expect_end_of_all_ranks(const std::string& own, const std::string& of_others,
