@@ -121,6 +121,8 @@ const Mistake mistakes[] = {
      "--from: expected bytes such as 1KiB, 64MiB or 4096, found '64XB'"},
     {{"bench collectives", "--from", "1MiB", "--to", "1KiB"},
      "--from: expected at most --to, which is 1 KiB, found 1 MiB"},
+    {{"bench collectives", "--device", "cuda"},
+     "--device: expected cpu, because this process sees no GPU; found 'cuda'"},
     {{"bench collectives", "--backend", "glo"},
      "--backend: unknown value 'glo'; did you mean 'gloo'?"},
     {{"bench collectives", "--turn", "nan"}, "--turn: expected 0.0001 to 60 seconds, found 'nan'"}};
