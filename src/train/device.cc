@@ -18,7 +18,6 @@ namespace {
 
 // Returns the option of this run that works on the CPU only; empty without one.
 std::string_view option_of_cpu(const Options& options) {
-  if (options.elastic) return "--elastic";
   if (options.strategy == StrategyKind::threads) return "--strategy threads";
   if (options.strategy == StrategyKind::ps) return "--strategy ps";
   return {};

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "parallel/handle_state.h"
+#include "train/device.h"
 
 #include <lockstep/elastic/slot_gradients.h>
 #include <lockstep/parallel/threads/data_parallel.h>
@@ -198,7 +199,7 @@ double ElasticStrategy::backward_slot(const Batch& rows, double share, std::int6
                                       std::int64_t slot, optim::GradScaler& scaler) {
   copy_into(buffers_, before_);
   const auto of_step = static_cast<std::int64_t>(stream_seed(options_.seed, step));
-  torch::manual_seed(seed_of_rank(of_step, static_cast<int>(slot)));
+  seed_generators(device(), seed_of_rank(of_step, static_cast<int>(slot)));
   const auto loss = backward_part(rows, share, scaler).item<double>();
   if (slot == 0) after_ = copies_of(buffers_);
   return loss;

@@ -33,8 +33,6 @@ TEST(Device, IsTheCpuForOptionsThatComputeThere) {
             "--strategy threads computes on the CPU: expected --device cpu, found --device cuda:1");
   EXPECT_EQ(refused([](RunSetup& other) { other.strategy = StrategyKind::ps; }),
             "--strategy ps computes on the CPU: expected --device cpu, found --device cuda:1");
-  EXPECT_EQ(refused([](RunSetup& other) { other.elastic = true; }),
-            "--elastic computes on the CPU: expected --device cpu, found --device cuda:1");
 }
 
 TEST(Device, ThatThisHostDoesNotHaveIsOneLine) {
