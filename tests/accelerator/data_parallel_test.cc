@@ -72,12 +72,6 @@ TEST_F(DataParallel, TrainsWithTheBitsOfOneProcessUnderEverySchedule) {
   }
 }
 
-TEST_F(DataParallel, EveryWaitThatMattersIsReportedWhenItIsLeftOut) {
-  const auto expected = trained_alone();
-  RecordProperty("reported",
-                 expect_dropped_waits_found(1, [&] { return are_equal(trained(), expected); }));
-}
-
 TEST_F(DataParallel, AStepDoesNotBlockTheHost) {
   run_ranks(ranks, [](Group group, c10::Device device) {
     auto model = model_on(device);
