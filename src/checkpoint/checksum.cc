@@ -1,6 +1,6 @@
 #include "checkpoint/checksum.h"
 
-#include "sys/streaming_copy.h"
+#include "comm/kernels/combine.h"
 
 #include <zlib.h>
 
@@ -183,7 +183,7 @@ std::uint32_t crc32_copied_by(const Crc32Kernel& kernel, std::span<std::byte> to
   constexpr std::size_t line_bytes = 64;
   const bool begins_line = reinterpret_cast<std::uintptr_t>(to.data()) % line_bytes == 0;
   if (kernel.of_copied == nullptr || !begins_line || from.size() < kernel.round_bytes) {
-    sys::streaming_copy(to, from);
+    kernels::copy_bytes(to.data(), from.data(), from.size(), /*stream=*/true);
     return crc32_by(kernel, from, before);
   }
   const std::size_t whole = from.size() / kernel.round_bytes * kernel.round_bytes;

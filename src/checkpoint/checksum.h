@@ -11,8 +11,8 @@ namespace lockstep::checkpoint {
 // Returns the checksum of `bytes` appended to data with the checksum `before`; 0: to no data.
 [[nodiscard]] std::uint32_t crc32_of(std::span<const std::byte> bytes, std::uint32_t before = 0);
 
-// Returns the checksum of `from` and copies it to `to`, bypassing the caches
-// (sys/streaming_copy.h). Both have the same size.
+// Returns the checksum of `from` and copies it to `to`, bypassing the caches. Both
+// have the same size.
 [[nodiscard]] std::uint32_t crc32_of_copied(std::span<std::byte> to,
                                             std::span<const std::byte> from);
 

@@ -6,9 +6,9 @@
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/shards.h"
 #include "checkpoint/tensor_source.h"
+#include "comm/kernels/combine.h"
 #include "layout/transfers.h"
 #include "sys/files.h"
-#include "sys/streaming_copy.h"
 
 #include <lockstep/comm/run_on_all_or_fail.h>
 
@@ -63,8 +63,8 @@ class DenseCopies {
     for_each_piece(lengths_, copied_at_once, [&](std::size_t, const Piece& piece) {
       const auto& [to, values] = copies_[piece.stretch];
       const auto* from = static_cast<const std::byte*>(values.const_data_ptr());
-      const std::size_t size = piece.end - piece.begin;
-      sys::streaming_copy({to + piece.begin, size}, {from + piece.begin, size});
+      kernels::copy_bytes(to + piece.begin, from + piece.begin, piece.end - piece.begin,
+                          /*stream=*/true);
     });
     lengths_.clear();
     copies_.clear();

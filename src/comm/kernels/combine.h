@@ -41,7 +41,9 @@ struct Combination {
 };
 void combine(const Combination& combination);
 
-// Copies bytes; `stream` as in Combination.
+// Copies between ranges that do not overlap. `stream` as in Combination: for blocks that are larger
+// than the caches and are not read again soon. Other threads see the bytes as after ordinary
+// writes.
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, bool stream);
 
 }  // namespace kernels

@@ -205,15 +205,19 @@ TEST(Combine, KnowsWhichPairsMakeSense) {
 }
 
 TEST(CopyBytes, CopiesAnyLengthFromAndToAnywhere) {
+  constexpr std::byte untouched{0xa5};
   std::vector<std::byte> from(5000);
-  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 37);
-  for (std::size_t offset : {0, 1, 31, 64}) {
-    for (std::size_t bytes : {0, 1, 33, 4097}) {
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 37 + i / 256);
+  for (std::size_t offset = 0; offset <= 65; ++offset) {
+    for (std::size_t bytes : {0, 1, 15, 33, 63, 64, 65, 127, 128, 200, 1000, 4097}) {
       for (bool stream : {false, true}) {
-        std::vector<std::byte> to(5000);
+        std::vector<std::byte> to(5000, untouched);
         copy_bytes(to.data() + offset, from.data() + 3, bytes, stream);
         ASSERT_EQ(std::memcmp(to.data() + offset, from.data() + 3, bytes), 0);
-        ASSERT_EQ(to[offset + bytes], std::byte{0});
+        const auto after = std::span(to).subspan(offset + bytes);
+        ASSERT_EQ(std::ranges::count(std::span(to).first(offset), untouched),
+                  std::ssize(to) - std::ssize(after) - static_cast<std::ptrdiff_t>(bytes));
+        ASSERT_EQ(std::ranges::count(after, untouched), std::ssize(after));
       }
     }
   }
