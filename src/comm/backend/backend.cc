@@ -7,7 +7,10 @@
 #include "comm/call/record.h"
 #include "sys/own_process.h"
 
-#include <limits>
+#include <ATen/ops/empty.h>
+
+#include <array>
+#include <utility>
 
 namespace lockstep {
 
@@ -90,6 +93,10 @@ DType dtype_of(at::ScalarType dtype) {
           formatted("dtype {}: expected elements of 1, 2, 4, 8 or 16 bytes, found {}",
                     c10::toString(dtype), c10::elementSize(dtype)));
   }
+}
+
+at::Tensor Backend::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::empty(sizes, options);
 }
 
 at::Tensor Backend::empty_node_shared(at::IntArrayRef, const at::TensorOptions&, const Agree&) {

@@ -418,7 +418,7 @@ class HierarchicalRunner final : public BlockingCollectives {
 
 }  // namespace
 
-std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, const Options& options,
+std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, const BackendOptions& options,
                               const MakeBackend& inside, const MakeBackend& across) {
   auto layout = make_layout(options.hosts, rank);
   auto size = layout.size();
