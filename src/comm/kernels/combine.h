@@ -27,8 +27,8 @@ namespace kernels {
 
 inline constexpr int max_ranks = 256;
 
-// Returns true if `op` is defined for `dtype`: averages need floating point, bitwise operations
-// need integers, min and max need real numbers.
+// Returns true if `op` is defined for `dtype`, a type of real numbers: averages need floating
+// point, bitwise operations need integers. Complex numbers are combined as pairs of real numbers.
 [[nodiscard]] bool can_combine(DType dtype, Op op);
 
 struct Combination {
