@@ -84,11 +84,7 @@ std::int64_t step_of(const fs::path& folder) {
   return name == checkpoint_name(step) ? step : -1;  // a step has only one valid name
 }
 
-std::string random_word() {
-  std::uint64_t random = 0;
-  sys::fill_randomly(std::as_writable_bytes(std::span(&random, 1)));
-  return formatted("{:016x}", random);
-}
+std::string random_word() { return sys::hexadecimal(sys::random_bytes(random_digits / 2)); }
 
 std::string partial_name(const std::string& name, const std::string& random) {
   return formatted(".{}.{}.partial", name, random);

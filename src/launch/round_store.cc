@@ -20,7 +20,6 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <span>
 #include <utility>
 
 namespace lockstep::launch {
@@ -103,23 +102,11 @@ std::shared_ptr<TcpStore> come_to_store(const NodeSpec& spec, const RendezvousEn
   }
 }
 
-std::string random_bytes(std::size_t size) {
-  std::string bytes(size, '\0');
-  sys::fill_randomly(std::as_writable_bytes(std::span(bytes)));
-  return bytes;
-}
-
-std::string hexadecimal(const std::string& bytes) {
-  std::string text;
-  for (unsigned char byte : bytes) text += formatted("{:02x}", byte);
-  return text;
-}
-
 }  // namespace
 
 RoundStore serve_store(int port) {
   RoundStore served;
-  served.secret = random_bytes(rank_env::secret_bytes);
+  served.secret = sys::random_bytes(rank_env::secret_bytes);
   served.run_id = fresh_run_id();
   StoreServerOptions options;
   options.port = static_cast<std::uint16_t>(port);
@@ -165,7 +152,7 @@ sys::FileDescriptor RoundStore::secret_descriptor() const {
   return sys::with_high_number(file);
 }
 
-std::string fresh_run_id() { return "lockstep-" + hexadecimal(random_bytes(8)); }
+std::string fresh_run_id() { return "lockstep-" + sys::hexadecimal(sys::random_bytes(8)); }
 
 int free_port() {
   const sys::FileDescriptor six(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "sys/files.h"
+#include "sys/random_bytes.h"
 #include "sys/signals.h"
 
 #include <lockstep/base/error.h>
@@ -63,12 +64,7 @@ void write_all(int file, std::string_view bytes, const std::string& name) {
 
 }  // namespace
 
-std::string random_store_name() {
-  if (sodium_init() < 0) throw SystemError("starting libsodium", 0);
-  std::string name(store_name_bytes, '\0');
-  randombytes_buf(name.data(), name.size());
-  return name;
-}
+std::string random_store_name() { return sys::random_bytes(store_name_bytes); }
 
 Log::Log(std::filesystem::path file, Table& table, Sessions& sessions)
     : path_(std::move(file)), table_(table), sessions_(sessions) {

@@ -2,22 +2,20 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <utility>
 #include <vector>
 
 #include <fcntl.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
 
-#include "base/fingerprint.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "sys/random_bytes.h"
 #include "sys/signals.h"
 
 namespace lockstep::sys {
@@ -29,22 +27,12 @@ fs::path folder_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-// Returns a number that is practically unique; if the kernel returns no random bytes, computes it
-// from the pid and the clock.
-std::uint64_t number_of_no_other() {
-  std::uint64_t number = 0;
-  if (::getrandom(&number, sizeof(number), 0) == sizeof(number)) return number;
-  const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
-  return combine_fingerprints(static_cast<std::uint64_t>(::getpid()),
-                              static_cast<std::uint64_t>(now));
-}
-
 // Creates a new file beside `path` and sets `name` to its path. (mkstemp would create a file that
 // only its owner can read.)
 FileDescriptor create_beside(const fs::path& path, mode_t mode, std::string& name) {
   for (;;) {
     name = (folder_of(path) /
-            formatted(".{}.{:016x}.partial", path.filename().string(), number_of_no_other()))
+            formatted(".{}.{}.partial", path.filename().string(), hexadecimal(random_bytes(8))))
                .string();
     FileDescriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
     if (file) return file;
