@@ -4,13 +4,11 @@
 #include "base/format.h"
 #include "sys/files.h"
 #include "sys/random_bytes.h"
-#include "sys/signals.h"
 
 #include <lockstep/base/error.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <utility>
 
 #include <fcntl.h>
@@ -50,15 +48,9 @@ std::string framed(const Message& record) {
   return bytes + payload;
 }
 
-void write_all(int file, std::string_view bytes, const std::string& name) {
-  const sys::ScopedSignalBlock quiet(SIGXFSZ);
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(file, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0)
-      throw SystemError("writing the store's log " + name, written < 0 ? errno : EIO);
-    bytes.remove_prefix(static_cast<std::size_t>(written));
-  }
+// Appends the bytes, whatever the offset: both files are opened with O_APPEND.
+void write_to_disk(int file, std::string_view bytes, const std::string& name) {
+  sys::write_all_at(file, 0, std::as_bytes(std::span(bytes)), "the store's log " + name);
   if (::fdatasync(file) != 0) throw SystemError("writing the store's log " + name, errno);
 }
 
@@ -73,7 +65,7 @@ Log::Log(std::filesystem::path file, Table& table, Sessions& sessions)
   const std::string content = sys::read_file(path_);
   if (content.empty()) {
     store_name_ = random_store_name();
-    write_all(file_.get(), header(), path_.string());
+    write_to_disk(file_.get(), header(), path_.string());
     sys::flush_folder(std::filesystem::absolute(path_).parent_path());
     size_ = least_size_ = file_header_bytes;
   } else {
@@ -178,7 +170,7 @@ void Log::append(const Message& record) { pending_ += framed(record); }
 
 void Log::commit() {
   if (pending_.empty()) return;
-  write_all(file_.get(), pending_, path_.string());
+  write_to_disk(file_.get(), pending_, path_.string());
   size_ += pending_.size();
   pending_.clear();
   if (size_ > 2 * least_size_ + most_waste) write_anew();
@@ -202,7 +194,7 @@ void Log::write_anew() {
   sys::FileDescriptor anew(
       ::open(partial.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_APPEND, 0600));
   if (!anew) throw SystemError("making " + partial.string(), errno);
-  write_all(anew.get(), content, partial.string());
+  write_to_disk(anew.get(), content, partial.string());
   if (::flock(anew.get(), LOCK_EX | LOCK_NB) != 0)
     throw SystemError("locking " + partial.string(), errno);
   sys::rename_durably(partial, path_);

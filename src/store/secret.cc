@@ -57,9 +57,8 @@ void make_secret(const std::filesystem::path& file) {
   if (!made) throw SystemError("making " + temporary, errno);
   const ScopeExit remove([&] { ::unlink(temporary.c_str()); });
   const std::string content = sys::random_bytes(32);
-  if (::write(made.get(), content.data(), content.size()) != std::ssize(content) ||
-      ::fsync(made.get()) != 0)
-    throw SystemError("writing " + temporary, errno);
+  sys::write_all_at(made.get(), 0, std::as_bytes(std::span(content)), temporary);
+  if (::fsync(made.get()) != 0) throw SystemError("writing " + temporary, errno);
   if (::link(temporary.c_str(), file.c_str()) != 0 && errno != EEXIST)
     throw SystemError("making " + file.string(), errno);
 }

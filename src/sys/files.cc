@@ -40,19 +40,19 @@ FileDescriptor create_beside(const fs::path& path, mode_t mode, std::string& nam
   }
 }
 
+}  // namespace
+
 void write_all_at(int file, std::uint64_t offset, std::span<const std::byte> bytes,
-                  const fs::path& path) {
+                  std::string_view name) {
   const ScopedSignalBlock quiet(SIGXFSZ);
   while (!bytes.empty()) {
-    ssize_t count = ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    const ssize_t count = ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw SystemError("writing " + path.string(), errno);
+    if (count <= 0) throw SystemError(formatted("writing {}", name), count < 0 ? errno : EIO);
     bytes = bytes.subspan(static_cast<std::size_t>(count));
     offset += static_cast<std::uint64_t>(count);
   }
 }
-
-}  // namespace
 
 void flush_file(int file, std::string_view name) {
   int result = 0;
@@ -124,26 +124,21 @@ AtomicFile::~AtomicFile() {
   if (file_) ::unlink(temporary_.c_str());
 }
 
-void AtomicFile::write(std::span<const std::byte> bytes) {
+int AtomicFile::open_file() const {
   if (!file_) throw InvalidArgument("writing " + path_.string() + ": it is committed already");
-  const ScopedSignalBlock quiet(SIGXFSZ);
-  while (!bytes.empty()) {
-    ssize_t count = ::write(file_.get(), bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw SystemError("writing " + path_.string(), errno);
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
-  }
+  return file_.get();
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  write_at(written_, bytes);
+  written_ += bytes.size();
 }
 
 void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
-  if (!file_) throw InvalidArgument("writing " + path_.string() + ": it is committed already");
-  write_all_at(file_.get(), offset, bytes, path_);
+  write_all_at(open_file(), offset, bytes, path_.string());
 }
 
-void AtomicFile::flush() {
-  if (!file_) throw InvalidArgument("writing " + path_.string() + ": it is committed already");
-  flush_file(file_.get(), path_.string());
-}
+void AtomicFile::flush() { flush_file(open_file(), path_.string()); }
 
 void AtomicFile::commit() {
   flush();
@@ -215,7 +210,7 @@ void PositionedFile::reserve(std::uint64_t bytes) {
 }
 
 void PositionedFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
-  write_all_at(file_.get(), offset, bytes, path_);
+  write_all_at(file_.get(), offset, bytes, path_.string());
 }
 
 void PositionedFile::flush() { flush_file(file_.get(), path_.string()); }

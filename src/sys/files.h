@@ -22,6 +22,10 @@ namespace lockstep::sys {
 // survive a power failure.
 void make_directories(const std::filesystem::path& path, mode_t mode = 0777);
 
+// Writes all bytes to an open file. `name` is the file's name in the SystemError.
+void write_all_at(int file, std::uint64_t offset, std::span<const std::byte> bytes,
+                  std::string_view name);
+
 // Flushes an open file to disk. Does nothing if the filesystem does not support flushing.
 void flush_file(int file, std::string_view name);
 
@@ -65,9 +69,13 @@ class AtomicFile {
                             mode_t mode = 0666);
 
  private:
+  // Throws InvalidArgument if the file is committed.
+  [[nodiscard]] int open_file() const;
+
   std::filesystem::path path_;
   std::string temporary_;
   FileDescriptor file_;
+  std::uint64_t written_ = 0;  // by write()
 };
 
 // A file that several processes write or read concurrently, each at its own offsets.
