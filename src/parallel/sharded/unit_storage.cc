@@ -139,44 +139,16 @@ void Offload::has_used(const at::Tensor& tensor) noexcept {
 
 namespace {
 
-class PooledStorage final : public UnitStorage {
- public:
-  explicit PooledStorage(StorageNeed wanted) : UnitStorage(std::move(wanted)) { make_shard(); }
-
-  at::Tensor take_whole() override {
-    if (!whole_.defined())
-      whole_ = need().pool->take(need().numel, need().compute_dtype, need().device);
-    return whole_;
-  }
-  void release() override { need().pool->give(std::exchange(whole_, at::Tensor())); }
-  [[nodiscard]] std::int64_t whole_bytes() const override { return 0; }
-};
-
-class PersistentStorage final : public UnitStorage {
- public:
-  explicit PersistentStorage(StorageNeed wanted) : UnitStorage(std::move(wanted)) {
-    whole_ = need().pool->make(need().numel, need().compute_dtype, need().device);
-    make_shard();
-  }
-
-  [[nodiscard]] std::int64_t whole_bytes() const override {
-    return static_cast<std::int64_t>(whole_.nbytes());
-  }
-};
-
 // Only the owner of a range writes it, and only while no rank reads it; Unsharder guarantees this
 // order. A rank that writes the whole writes to a private copy.
 class SharedStorage final : public UnitStorage {
  public:
-  explicit SharedStorage(StorageNeed wanted) : UnitStorage(std::move(wanted)) {
-    c10::InferenceMode off(false);
-    whole_ = need().group.empty_node_shared({need().numel}, need().compute_dtype);
-    make_shard();
-  }
+  SharedStorage(StorageNeed need, at::Tensor whole)
+      : UnitStorage(std::move(need), std::move(whole)) {}
 
   [[nodiscard]] bool is_read_by_peers() const override { return true; }
   [[nodiscard]] const at::Tensor& used_whole() const override {
-    return copy_.defined() ? copy_ : whole_;
+    return copy_.defined() ? copy_ : UnitStorage::used_whole();
   }
 
   // A cast of the shard is published once.
@@ -212,13 +184,22 @@ class SharedStorage final : public UnitStorage {
 
 std::unique_ptr<UnitStorage> UnitStorage::make(ShardLevel level, ShardStorage storage,
                                                StorageNeed need) {
-  if (storage == ShardStorage::node_shared) return std::make_unique<SharedStorage>(std::move(need));
-  if (level == ShardLevel::full) return std::make_unique<PooledStorage>(std::move(need));
-  return std::make_unique<PersistentStorage>(std::move(need));
+  at::Tensor whole;
+  if (storage == ShardStorage::node_shared) {
+    c10::InferenceMode off(false);
+    whole = need.group.empty_node_shared({need.numel}, need.compute_dtype);
+    return std::make_unique<SharedStorage>(std::move(need), std::move(whole));
+  }
+  if (level != ShardLevel::full)
+    whole = need.pool->make(need.numel, need.compute_dtype, need.device);
+  return std::unique_ptr<UnitStorage>(new UnitStorage(std::move(need), std::move(whole)));
 }
 
-void UnitStorage::make_shard() {
-  in_place_ = whole_.defined() && !is_converted();
+UnitStorage::UnitStorage(StorageNeed need, at::Tensor permanent_whole)
+    : need_(std::move(need)),
+      stays_(permanent_whole.defined()),
+      whole_(std::move(permanent_whole)),
+      in_place_(stays_ && !is_converted()) {
   std::int64_t length = need_.range.length();
   if (in_place_) {
     shard_ = own_part();
@@ -227,6 +208,19 @@ void UnitStorage::make_shard() {
   } else {
     shard_ = need_.pool->make(length, need_.dtype, need_.device);
   }
+}
+
+at::Tensor UnitStorage::take_whole() {
+  if (!whole_.defined()) whole_ = need_.pool->take(need_.numel, need_.compute_dtype, need_.device);
+  return whole_;
+}
+
+void UnitStorage::release() {
+  if (!stays_) need_.pool->give(std::exchange(whole_, at::Tensor()));
+}
+
+std::int64_t UnitStorage::whole_bytes() const {
+  return stays_ ? static_cast<std::int64_t>(whole_.nbytes()) : 0;
 }
 
 at::Tensor UnitStorage::input(std::int64_t /*version*/) {

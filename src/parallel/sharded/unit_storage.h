@@ -2,9 +2,9 @@
 // present; the whole, in the dtype and on the device of the computation, is present while
 // operations use it:
 //
-//   PooledStorage       the whole is a buffer of the pool, while unsharded: level full
-//   PersistentStorage   the whole stays: levels optimizer and gradients
-//   SharedStorage       the whole stays, and is one mapping of all ranks: node_shared
+//   level full                        the whole is a buffer of the pool, while unsharded
+//   levels optimizer and gradients    the whole stays
+//   node_shared (SharedStorage)       the whole stays, and is one mapping of all ranks
 //
 // If the whole stays and neither dtype nor device differ, the shard is this rank's range of it, and
 // gathering is in place. Otherwise the shard has separate memory: of the same kind as the whole's,
@@ -143,10 +143,10 @@ class UnitStorage {
 
   // Memory for a gather: take_whole() makes the whole present, input() returns this rank's
   // contribution. `version`: of the shard.
-  [[nodiscard]] virtual at::Tensor take_whole() { return whole_; }
+  [[nodiscard]] at::Tensor take_whole();
   [[nodiscard]] virtual at::Tensor input(std::int64_t version);
   // Releases gathered values.
-  virtual void release() {}
+  virtual void release();
 
   // If a present whole is about to be written and peers read it, returns the memory for a private
   // copy of this rank, until release(). Undefined if the whole may be written, or is a copy
@@ -164,16 +164,13 @@ class UnitStorage {
   // shard_bytes() counts the shard, unless it is a range of a permanent whole; whole_bytes() counts
   // that whole.
   [[nodiscard]] std::int64_t shard_bytes() const;
-  [[nodiscard]] virtual std::int64_t whole_bytes() const = 0;
+  [[nodiscard]] virtual std::int64_t whole_bytes() const;
 
  protected:
-  explicit UnitStorage(StorageNeed need) : need_(std::move(need)) {}
+  // `permanent_whole`: undefined if the whole is a buffer of the pool, while unsharded.
+  UnitStorage(StorageNeed need, at::Tensor permanent_whole);
 
   [[nodiscard]] const StorageNeed& need() const { return need_; }
-  // Call after making the permanent whole, if there is one.
-  void make_shard();
-
-  at::Tensor whole_;  // undefined while not present
 
  private:
   // Returns true if the gathered values differ from the shard's in dtype or device.
@@ -182,7 +179,9 @@ class UnitStorage {
   }
 
   StorageNeed need_;
-  bool in_place_ = false;
+  const bool stays_;  // the whole
+  at::Tensor whole_;  // undefined while not present
+  const bool in_place_;
   at::Tensor shard_;
 };
 
