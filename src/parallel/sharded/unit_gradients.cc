@@ -3,6 +3,7 @@
 #include "base/format.h"
 #include "dispatch/lazy_storage.h"
 #include "dispatch/part.h"
+#include "parallel/bucket.h"
 
 #include <lockstep/dispatch/part.h>
 
@@ -19,7 +20,8 @@ namespace {
 
 c10::ScalarType sum_dtype_of(const Unit& unit) {
   c10::ScalarType computed = unit.compute_dtype();
-  return c10::isFloatingType(computed) ? unit.settings().reduce_dtype.value_or(computed) : computed;
+  return c10::isFloatingType(computed) ? unit.settings().options.reduce_dtype.value_or(computed)
+                                       : computed;
 }
 
 }  // namespace
@@ -29,8 +31,9 @@ GradientBuffer::GradientBuffer(const Unit& unit, Group& shards, BufferPool& pool
       shards_(shards),
       pool_(pool),
       dtype_(sum_dtype_of(unit)),
-      stays_(unit.settings().reduce_in_step || unit.settings().level == ShardLevel::optimizer) {
-  if (!unit.settings().reduce_in_step) return;
+      stays_(unit.settings().options.reduce_in_step ||
+             unit.settings().options.level == ShardLevel::optimizer) {
+  if (!unit.settings().options.reduce_in_step) return;
   at::NoGradGuard no_grad;
   c10::InferenceMode off(false);
   rows_ = shards.empty_node_shared({shards.size(), unit.layout().numel()}, dtype_);
@@ -196,16 +199,6 @@ at::Tensor Averages::values(int i) {
   return part_of(buffer_.own_part(), i).to(unit_.shard_device(), unit_.dtype());
 }
 
-namespace {
-
-at::Tensor placed(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes,
-                  at::IntArrayRef strides) {
-  return at::empty({0}, flat.options())
-      .set_(flat.storage(), flat.storage_offset() + offset, sizes, strides);
-}
-
-}  // namespace
-
 UnitGradients::UnitGradients(const Unit& unit, Group& shards, Group& replicas,
                              std::shared_ptr<BufferPool> pool,
                              std::shared_ptr<LazyGradients> deferred)
@@ -220,7 +213,7 @@ UnitGradients::UnitGradients(const Unit& unit, Group& shards, Group& replicas,
 
 at::Tensor UnitGradients::place(int i) const {
   const layout::FlatEntry& entry = unit_.layout().entry(i);
-  return placed(buffer_.flat(), entry.offset, entry.sizes, unit_.strides(i));
+  return parallel::place(buffer_.flat(), entry.offset, entry.sizes, unit_.strides(i));
 }
 
 bool UnitGradients::in_place(int i) const {
@@ -284,7 +277,7 @@ void UnitGradients::publish(const std::vector<bool>& unused) {
   averages_->begin();
   for (int i = 0; i < static_cast<int>(unit_.slices().size()); ++i) {
     const at::Tensor& slice = unit_.slices()[static_cast<std::size_t>(i)];
-    if (!has_gradient(slice)) slice.mutable_grad().reset();
+    if (!dispatch::has_gradient(slice)) slice.mutable_grad().reset();
     if (unused.empty() || !unused[static_cast<std::size_t>(i)]) publish_slice(i);
   }
   averages_->end();
@@ -305,7 +298,7 @@ void UnitGradients::publish_slice(int i) {
 void UnitGradients::clear(bool set_to_none) {
   at::NoGradGuard no_grad;
   auto zero = [](const at::Tensor& tensor) {
-    if (has_gradient(tensor)) tensor.mutable_grad() = tensor.grad().detach().zero_();
+    if (dispatch::has_gradient(tensor)) tensor.mutable_grad() = tensor.grad().detach().zero_();
   };
   for (int i = 0; i < static_cast<int>(unit_.slices().size()); ++i) {
     const at::Tensor& slice = unit_.slices()[static_cast<std::size_t>(i)];

@@ -153,7 +153,7 @@ class UnitGradients {
   void publish_slice(int i);
   [[nodiscard]] Op op() const { return replicas_.size() == 1 ? Op::average : Op::sum; }
   [[nodiscard]] CallOptions call() const {
-    return {.tag = tag_, .timeout = unit_.settings().timeout};
+    return {.tag = tag_, .timeout = unit_.settings().options.timeout};
   }
   [[nodiscard]] at::Tensor place(int i) const;
   [[nodiscard]] bool in_place(int i) const;

@@ -118,7 +118,7 @@ void UnitReducer::end_backward(bool reduces) {
 bool UnitReducer::contribute_absent(int i) {
   const auto& [u, number] = place(i);
   --awaited_[static_cast<std::size_t>(u)];
-  bool is_there = has_gradient(parameter(i));
+  bool is_there = dispatch::has_gradient(parameter(i));
   if (is_there) {
     gradients(u).accept(number);
   } else {
