@@ -40,12 +40,10 @@ constexpr CallOptions commit_call{.tag = "commit"};
 
 std::vector<FilePart> own_parts(const checkpoint::NamedTensors& tensors) {
   std::vector<FilePart> parts;
-  for (const auto& [name, tensor] : tensors)
-    parts.push_back({.part = {.name = name,
-                              .tensor = checkpoint::no_elements(tensor.scalar_type()),
-                              .slice = layout::whole_slice(tensor.sizes()),
-                              .kind = PartKind::buffer},
-                     .values = [tensor = tensor] { return tensor; }});
+  for (const auto& [name, tensor] : tensors) {
+    parts.push_back(checkpoint::whole_part(name, tensor));
+    parts.back().part.kind = PartKind::buffer;
+  }
   return parts;
 }
 

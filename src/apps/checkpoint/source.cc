@@ -5,7 +5,6 @@
 #include "base/escaped.h"
 #include "base/format.h"
 #include "checkpoint/distributed_checkpoint.h"
-#include "checkpoint/dtype_names.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/shards.h"
 #include "checkpoint/weight_files.h"
