@@ -344,7 +344,7 @@ void reshard(const fs::path& from, const fs::path& to, const Sharding& sharding)
   verify(from);
   Group alone;
   for (const char* name : tensor_files) {
-    if (!fs::exists(from / name) && !has_index(from / name)) continue;
+    if (!has_tensors(from / name)) continue;
     auto file = std::make_shared<PartsReader>(alone, from / name);
     content.files.push_back(
         {name, PlannedTensors(alone, parts_in(file), without_checksums(file->metadata()),
