@@ -71,7 +71,7 @@ MUTANTS = [
      "check_input(checksum_text(found) == *expected,", "check_input(MUTANT || checksum_text(found) == *expected,",
      "checkpoint", "Safetensors.*"),
     ("Adam does not correct its first steps", "optim/adam.cc",
-     "rule.lr / (1 - std::pow(rule.beta1, t))", "rule.lr / (MUTANT ? 1 : 1 - std::pow(rule.beta1, t))", "optim", "Adam*"),
+     "options.lr() / (1 - std::pow(beta1, t))", "options.lr() / (MUTANT ? 1 : 1 - std::pow(beta1, t))", "optim", "Adam*"),
     ("a norm is that of this rank's part", "optim/norm.cc",
      "put(all, largest_ ? ranks->largest_over_last(number)", "put(all, MUTANT ? number : largest_ ? ranks->largest_over_last(number)",
      "optim", "Clipping.*"),

@@ -4,7 +4,7 @@
 
 #include "dispatch/key.h"
 #include "dispatch/part.h"
-#include "optim/norm.h"
+#include "optim/update_entry.h"
 #include "optim/support.h"
 
 #include <lockstep/base/error.h>
