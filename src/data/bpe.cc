@@ -91,16 +91,19 @@ std::optional<std::string> bytes_of(std::string_view token) {
   return found;
 }
 
+nlohmann::json json_of(const fs::path& file) {
+  try {
+    return sys::parse_json(content_of(file));
+  } catch (const sys::NotJson& error) {
+    throw BadInput(formatted("reading {}: expected JSON, found: {}", file.string(), error.what()));
+  }
+}
+
 void read_vocabulary(const fs::path& file, BpeTables& tables) {
   auto fail = [&](const std::string& problem) {
     throw BadInput(formatted("reading {}: {}", file.string(), problem));
   };
-  nlohmann::json json;
-  try {
-    json = sys::parse_json(content_of(file));
-  } catch (const sys::NotJson& error) {
-    fail(formatted("expected a JSON object of tokens and numbers, found: {}", error.what()));
-  }
+  const nlohmann::json json = json_of(file);
   if (!json.is_object() || json.empty()) fail("expected a JSON object of tokens and numbers");
   const auto count = static_cast<std::int64_t>(json.size());
   tables.bytes.resize(json.size());
@@ -127,14 +130,6 @@ void read_vocabulary(const fs::path& file, BpeTables& tables) {
     if (found == tables.numbers.end())
       fail(formatted("expected a token for each of the 256 bytes, found none for byte {}", byte));
     tables.of_byte[byte] = found->second;
-  }
-}
-
-nlohmann::json json_of(const fs::path& file) {
-  try {
-    return sys::parse_json(content_of(file));
-  } catch (const sys::NotJson& error) {
-    throw BadInput(formatted("reading {}: expected JSON, found: {}", file.string(), error.what()));
   }
 }
 

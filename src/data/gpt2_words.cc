@@ -47,16 +47,6 @@ const pcre2_code* compiled_pattern() {
   return code.get();
 }
 
-void check_utf8(std::string_view text, std::string_view source) {
-  for (std::size_t offset = 0; offset < text.size();) {
-    const std::optional<Character> one = first_character(text.substr(offset));
-    if (!one)
-      throw BadInput(formatted("reading {}: expected UTF-8 text, found an invalid byte at {}",
-                               source, position(text, offset)));
-    offset += one->bytes;
-  }
-}
-
 // Returns true for the first half of a contraction, such as "'r" of "'re": a merge may make it, but
 // it is never a word.
 bool is_begin_of_contraction(std::string_view text) {
@@ -72,7 +62,7 @@ struct Gpt2Words::Match {
 
 Gpt2Words::Gpt2Words(std::string_view text, std::string_view source)
     : text_(text), match_(std::make_unique<Match>()) {
-  check_utf8(text, source);
+  for_each_character(text, source, [](char32_t, std::size_t) {});  // throws
 }
 
 Gpt2Words::~Gpt2Words() = default;

@@ -250,7 +250,7 @@ TEST_F(SmallBpe, AVocabularyThatCannotBeIsNamed) {
     return refusal([&] { (void)Bpe::load(folder_ / "vocab.json", folder_ / "merges.txt"); });
   };
   EXPECT_NE(refused_vocabulary("[1]").find("expected a JSON object"), std::string::npos);
-  EXPECT_NE(refused_vocabulary("{\"a\": ").find("expected a JSON object"), std::string::npos);
+  EXPECT_NE(refused_vocabulary("{\"a\": ").find("expected JSON"), std::string::npos);
   EXPECT_NE(refused_vocabulary(R"({"a": 5})").find("expected a number from 0 to 0, found 5"),
             std::string::npos);
   EXPECT_NE(refused_vocabulary(R"({"a": 0, "b": 0})").find("the number 0 belongs to another token"),
