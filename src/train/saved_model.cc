@@ -29,6 +29,18 @@ std::int64_t described_step(const checkpoint::Metadata& metadata) {
   return *step;
 }
 
+// Throws if the settings claim a model with far more parameters than the file has elements, because
+// such a model may fit no memory. load_into() reports each tensor that does not fit the model.
+void check_size(const SavedModel& saved) {
+  double elements = 0;
+  for (const auto& [name, tensor] : saved.tensors) elements += static_cast<double>(tensor.numel());
+  check_input(
+      saved.task->parameters() <= 2 * elements,
+      "metadata: expected a model of the size of its tensors, which have {} elements, found "
+      "one with {} parameters",
+      elements, saved.task->parameters());
+}
+
 // Sets a path of a task if the task has this setting.
 void set_path(Task& task, const std::string& name, const std::string& path) {
   Settings own(task.name());
@@ -48,7 +60,7 @@ SavedModel described_model(const fs::path& file, const fs::path& bpe) {
     saved.step = described_step(content.metadata);
     saved.tensors = std::move(content.tensors);
     saved.metadata = std::move(content.metadata);
-    saved.task->check_tensors(saved.tensors);
+    check_size(saved);
     const auto text = std::dynamic_pointer_cast<TextTask>(saved.task);
     if (text == nullptr) return;
     std::string tables = bpe.string();

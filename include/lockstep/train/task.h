@@ -155,9 +155,6 @@ class Task {
   [[nodiscard]] virtual ParallelPlan parallel_plan() const { return {}; }
   // Returns the weight of a batch's mean loss in measure(); by default its number of rows.
   [[nodiscard]] virtual double weight_of(const Batch& batch) const;
-  // Throws BadInput if the settings contradict the tensors of a saved model, so that no file can
-  // make a model larger than itself. Called before make_model().
-  virtual void check_tensors(const checkpoint::NamedTensors& /*tensors*/) const {}
 
   // Returns the number of steps in one pass over the training data.
   [[nodiscard]] virtual std::int64_t steps_per_epoch() const = 0;

@@ -6,7 +6,6 @@
 #include "base/text.h"
 #include "data/bigram.h"
 #include "train/progress.h"
-#include "train/tasks/tensor_checks.h"
 
 #include <lockstep/data/text.h>
 #include <lockstep/data/tokens.h>
@@ -251,14 +250,6 @@ TextTask::Tokens TextTask::own_tokens() {
 
 std::string TextTask::data_fingerprint() {
   return fingerprint_of_tensors({tokens_.train, tokens_.validation});
-}
-
-void TextTask::check_vocabulary(std::int64_t rows) const {
-  const data::Vocabulary* plain = known_->vocabulary();
-  const char* entry = plain == nullptr    ? tokens_entry
-                      : plain->is_bytes() ? "vocabulary"
-                                          : "characters";
-  check_entry(entry, known_->size(), rows);
 }
 
 double TextTask::activations() const {
