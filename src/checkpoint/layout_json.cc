@@ -51,12 +51,11 @@ class JsonFields {
 
   [[nodiscard]] std::int64_t integer(const char* key, std::int64_t least, std::int64_t most) const {
     const nlohmann::json& value = at(key);
-    const bool fits = value.is_number_integer() &&
-                      (!value.is_number_unsigned() || value.get<std::uint64_t>() <= INT64_MAX);
-    if (!fits || value.get<std::int64_t>() < least || value.get<std::int64_t>() > most)
+    const std::optional<std::int64_t> number = sys::integer_of(value);
+    if (!number || *number < least || *number > most)
       fail(formatted("{}: expected an integer from {} to {}, found {}", key, least, most,
                      shown(value)));
-    return value.get<std::int64_t>();
+    return *number;
   }
 
   [[nodiscard]] Metadata texts(const char* key) const {
