@@ -37,7 +37,7 @@ void expect_refused(const Words& words, const std::string& line) {
 const Mistake mistakes[] = {
     {{"run", "--rnk", "2", "true"}, "unknown option '--rnk'; did you mean '--ranks'?"},
     {{"run", "-n", "1", "-n", "2", "true"}, "--ranks is given twice: '1' and '2'"},
-    {{"run", "--port"}, "--port needs a value"},
+    {{"run", "--grace"}, "--grace needs a value"},
     {{"run", "-n", "2\n3\033[31m", "true"},
      "--ranks: expected an integer from 1 to 10000, found '2\\n3\\x1b[31m'"},
     {{"info", "--jsn"}, "unknown option '--jsn'; did you mean '--json'?"},

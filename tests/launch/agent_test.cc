@@ -17,7 +17,6 @@
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
-#include "launch/round_store.h"
 #include "launch/run_agent.h"
 #include "support/messages.h"
 #include "support/processes.h"
@@ -239,11 +238,8 @@ TEST(Agent, ARankThatEndsWellDoesNotEndTheOthers) {
   EXPECT_EQ(ran.output, "[rank 1] still here\n");
 }
 
-// The program is checked first: the port is in use, too.
 TEST(Agent, WhatIsNotFoundIs127WithOneLine) {
-  const RoundStore other = serve_store(0);
-  const Ran ran =
-      run_agent({.program = "no-such-program", .ranks = 2, .store_port = other.server->port()});
+  const Ran ran = run_agent({.program = "no-such-program", .ranks = 2});
   EXPECT_EQ(ran.result.exit_code, 127);
   EXPECT_EQ(
       ran.error,
@@ -272,8 +268,8 @@ TEST(Agent, ScriptsAreProgramsToo) {
 
 TEST(Agent, NumbersThatMakeNoSenseAreBadInput) {
   EXPECT_THROW(Agent({.program = "true", .ranks = 0}), BadInput);
-  EXPECT_THROW(Agent({.program = "", .ranks = 1}), BadInput);
-  EXPECT_THROW(Agent({.program = "true", .store_port = 65536}), BadInput);
+  EXPECT_THROW(Agent({.program = "true", .max_restarts = -1}), BadInput);
+  EXPECT_THROW(Agent({.program = "true", .hung_after = -1s}), BadInput);
   EXPECT_THROW(Agent({.program = "true", .grace = -1s}), BadInput);
 }
 

@@ -106,7 +106,7 @@ TEST(Fuzz, TextsOfOtherAgentsAreReadOrRefused) {
 }
 
 TEST(Fuzz, RanksMeetThoughOutsidersTalkToTheirStore) {
-  const RoundStore store = serve_store(0);
+  const RoundStore store = serve_store();
   auto descriptor = store.secret_descriptor();
   std::string secret(rank_env::secret_bytes, '\0');
   ASSERT_EQ(::pread(descriptor.get(), secret.data(), secret.size(), 0), std::ssize(secret));
