@@ -17,7 +17,7 @@ int start_copies(const Copies& copies) {
                   .forward_signals = true,
                   .stop_without_reader = true,
                   .explained_exit_code = copies.explained_exit_code};
-  spec.environment.insert(spec.environment.end(), copies.variables.begin(), copies.variables.end());
+  for (const auto& [name, value] : copies.variables) spec.environment[name] = value;
   return Agent(spec).run().exit_code;
 }
 

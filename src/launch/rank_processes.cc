@@ -209,8 +209,7 @@ std::set<pid_t> numbers_of(const std::vector<sys::Process*>& processes) {
 
 std::string gpus_of(const WorkerSpec& spec, int local_rank) {
   if (spec.gpus_per_rank == 0) return {};
-  const auto same = [](const auto& entry) { return entry.first == variable::visible_gpus; };
-  const auto visible = std::ranges::find_if(spec.environment, same);
+  const auto visible = spec.environment.find(std::string_view(variable::visible_gpus));
   return rank_env::gpus_of_rank(
       local_rank, spec.ranks, spec.gpus_per_rank,
       visible == spec.environment.end() ? std::nullopt : std::optional(visible->second));
