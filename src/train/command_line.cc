@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <set>
 #include <utility>
@@ -27,7 +26,6 @@ constexpr std::string_view plain_letters =
 
 // The tasks of a program, each with its defaults.
 using Known = std::vector<std::unique_ptr<Configuration>>;
-using Shown = std::vector<const Configuration*>;
 
 struct Words {
   std::string task;
@@ -50,64 +48,35 @@ std::unique_ptr<Configuration>& chosen(Known& known, const std::string& name) {
   throw BadInput(unknown_name("task", name, views));
 }
 
-// Returns the default value: "12", or "gpt 12, mnist 64" if it differs between several tasks.
-std::string standard_of(const Settings::Entry& entry, const Shown& shown) {
-  if (entry.is_flag()) return {};
-  std::vector<std::string> texts, named;
-  for (const Configuration* one : shown) {
-    const Settings::Entry* own = one->settings().find(entry.name);
-    if (own == nullptr) continue;
-    std::string text = Settings::is_given(*own) ? Settings::text_of(*own) : std::string();
-    if (!text.empty()) named.push_back(formatted("{} {}", one->task_name(), text));
-    texts.push_back(std::move(text));
-  }
-  bool are_equal = std::ranges::adjacent_find(texts, std::not_equal_to()) == texts.end();
-  if (are_equal && !texts.empty()) return texts.front();
-  return join(named);
+// Returns the default value of an option; empty for a flag and if no value is given.
+std::string standard_of(const Settings::Entry& entry) {
+  return entry.is_flag() || !Settings::is_given(entry) ? "" : Settings::text_of(entry);
 }
 
-// Returns the help text of an option. If several tasks are shown but only some have the option, the
-// text names these tasks: "gpt: attention heads". If the option has another meaning for each task,
-// the text lists the meanings.
-std::string help_of(const Settings::Entry& entry, const Shown& shown) {
-  std::vector<std::string> having, own;
-  bool are_equal = true;
-  for (const Configuration* one : shown) {
-    const Settings::Entry* found = one->settings().find(entry.name);
-    if (found == nullptr) continue;
-    having.push_back(one->task_name());
-    own.push_back(formatted("{}: {}", one->task_name(), found->help));
-    are_equal = are_equal && found->help == entry.help;
-  }
-  if (!are_equal) return join(own, "; ");
-  if (having.size() == shown.size()) return entry.help;
-  return formatted("{}: {}", join(having), entry.help);
-}
-
-// Declares the options of one task, or of all tasks if `task` is null. Values are read as text, and
-// Settings parse them as they parse those of a file. Options of other tasks are declared but not
-// listed, so that error messages can name them.
+// Declares the options of one task, or, without defaults, of all tasks if `task` is null. Values
+// are read as text, and Settings parse them as they parse those of a file. Options of other tasks
+// are declared but not listed, so that error messages can name them.
 CommandOptions declared(std::string_view command, const Known& known, const Configuration* task,
                         Words& words) {
-  Shown shown;
-  for (const auto& one : known)
-    if (task == nullptr || one.get() == task) shown.push_back(one.get());
   bool is_named = known.size() > 1 && task != nullptr;
   CommandOptions options(
       is_named ? formatted("{} {}", command, task->task_name()) : std::string(command),
       task == nullptr ? listed(names_of(known), "|") + " [OPTIONS]" : "[OPTIONS]",
-      "Trains a model. The options' names without dashes are also those of a TOML file.",
+      task == nullptr
+          ? "Trains a model. With a task, --help lists its options with their defaults."
+          : "Trains a model. The options' names without dashes are also those of a TOML file.",
       CommandOptions::Words::allowed);
   options.add({"config", "FILE", "TOML file with options; the command line overrides it"},
               text_into(words.config));
   std::set<std::string> added;
-  auto add_all = [&](const Configuration& from, bool is_listed) {
+  const auto add_all = [&](const Configuration& from) {
+    const bool is_listed = task == nullptr || task == &from;
     for (const Settings::Entry& entry : from.settings().entries())
       if (added.insert(entry.name).second)
         options.add({.name = entry.name,
                      .value = std::string(entry.value_in_help()),
-                     .help = is_listed ? help_of(entry, shown) : std::string(),
-                     .standard = is_listed ? standard_of(entry, shown) : std::string(),
+                     .help = is_listed ? entry.help : std::string(),
+                     .standard = task == nullptr ? std::string() : standard_of(entry),
                      .letter = entry.name == "ranks" ? 'n' : '\0',
                      .flag_word = entry.name == resume_option ? automatic : "",
                      .group = entry.group,
@@ -119,8 +88,8 @@ CommandOptions declared(std::string_view command, const Known& known, const Conf
                         words.values[name] = text;
                     });
   };
-  for (const Configuration* one : shown) add_all(*one, true);
-  for (const auto& one : known) add_all(*one, false);
+  if (task != nullptr) add_all(*task);
+  for (const auto& one : known) add_all(*one);
   return options;
 }
 
