@@ -227,7 +227,7 @@ using Measure = std::function<Totals(std::span<const std::size_t>)>;
 // without samples must also call. Gradients are disabled in `measure`.
 //
 // With `in_step`, every rank calls `measure` equally often, as a sharded model requires: a rank
-// with fewer samples measures sample 0 again, and the result is discarded.
+// with fewer samples measures the first ones again, and the result is discarded.
 [[nodiscard]] Evaluation evaluate(Group& group, std::int64_t samples, std::int64_t rows,
                                   const Measure& measure, bool in_step = false);
 
