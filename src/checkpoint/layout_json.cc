@@ -23,7 +23,8 @@ namespace lockstep::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr int format_version = 3;
+// Increment if a value of layout.json, or a text inside of one, changes its meaning or its form.
+constexpr int format_version = 4;
 constexpr std::uint64_t most_bytes = 256 << 20;
 
 constexpr const char* own_checksum_key = "crc32";
@@ -115,8 +116,13 @@ class JsonFields {
 
   void check_format() const {
     const nlohmann::json& found = at("format");
-    if (!found.is_number_integer() || found != format_version)
+    if (!found.is_number_integer())
       fail(formatted("expected format {}, found {}", format_version, shown(found)));
+    if (found != format_version)
+      fail(
+          formatted("has format {}, of {} version of Lockstep; this version reads format {}: "
+                    "continue with the version that saved it",
+                    shown(found), found < format_version ? "an older" : "a newer", format_version));
   }
 
   // Call last: the other checks have more specific messages.
