@@ -15,6 +15,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/run_on_all_or_fail.h>
 #include <lockstep/data/sampler.h>
+#include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/train/saved_model.h>
 
 #include <ATen/core/grad_mode.h>
@@ -240,7 +241,7 @@ SavedEvaluation evaluate_saved(const EvaluateOptions& options, Group world,
     if (options.data.empty()) check_fingerprint(*saved);
     module = task.make_model();
     load_into(*module, *saved);
-    module->to(options.device);
+    move_to(*module, options.device);
   });
   Task* task = saved->task.get();
   Evaluator evaluator(*task, module, world,

@@ -12,6 +12,7 @@
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/model_plans.h>
 #include <lockstep/parallel/parallelize.h>
+#include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/train/generation.h>
 #include <lockstep/train/saved_model.h>
 
@@ -87,7 +88,7 @@ class Ranks {
   // else.
   [[nodiscard]] ParallelModel divide(std::shared_ptr<torch::nn::Module> model,
                                      const TensorPlan& plan) const {
-    model->to(device());
+    move_to(*model, device());
     if (!is_parallel_) return {};
     return parallelize(std::move(model), Mesh(group_, {{"tp", group_.size()}}), {.tensor = plan});
   }
