@@ -8,6 +8,7 @@
 #include "checkpoint/shards.h"
 #include "checkpoint/write_plan.h"
 #include "sys/bounded_json.h"
+#include "sys/files.h"
 #include "sys/plain_file.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
@@ -260,10 +261,10 @@ bool has_file(const LayoutJson& json, const std::string& name) {
 
 void seal(LayoutJson& json, const fs::path& folder) {
   json.files.clear();
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
+  for (const fs::path& file : sys::entries_in(folder)) {
+    const std::string name = file.filename().string();
     if (name.ends_with(".safetensors") || name.ends_with(index_end))
-      json.files[name] = file_checksum(entry.path());
+      json.files[name] = file_checksum(file);
   }
 }
 

@@ -141,10 +141,10 @@ std::string index_of(const std::vector<WeightShard>& shards) {
 // Removes files of an older model that are not in `names`.
 void remove_other_weights(const fs::path& folder, const std::set<std::string>& names) {
   static const std::regex shard("model-[0-9]{5}-of-[0-9]{5}\\.safetensors");
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
+  for (const fs::path& file : sys::entries_in(folder)) {
+    const std::string name = file.filename().string();
     const bool is_ours = name == model_file || name == index_file || std::regex_match(name, shard);
-    if (is_ours && !names.contains(name)) fs::remove(entry.path());
+    if (is_ours && !names.contains(name)) sys::remove_all(file);
   }
 }
 
@@ -170,7 +170,7 @@ void write_weight_folder(const fs::path& folder, const TensorSources& tensors,
     names.insert(name);
   }
   // From here on, the folder has no model, or one whose files belong together.
-  if (config) fs::remove(folder / "config.json");
+  if (config) sys::remove_all(folder / "config.json");
   if (shards.size() > 1) remove_other_weights(folder, {});
   sys::flush_folder(folder);
   for (auto& [name, file] : files) {

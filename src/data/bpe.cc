@@ -6,6 +6,7 @@
 #include "data/gpt2_words.h"
 #include "data/utf8.h"
 #include "sys/bounded_json.h"
+#include "sys/files.h"
 #include "sys/plain_file.h"
 
 #include <ATen/ops/empty.h>
@@ -159,7 +160,7 @@ bool flag_at(const nlohmann::json& object, const char* key, bool otherwise) {
 
 // Returns the JSON object in a file; an empty object if the file does not exist.
 nlohmann::json object_of(const fs::path& file) {
-  if (!fs::exists(file)) return nlohmann::json::object();
+  if (!sys::exists(file)) return nlohmann::json::object();
   nlohmann::json json = json_of(file);
   return json.is_object() ? json : nlohmann::json::object();
 }
@@ -197,7 +198,7 @@ bool is_among(const std::array<std::string_view, size>& names, std::string_view 
 // order: tokenizer.json, tokenizer_class of tokenizer_config.json, tokenizer_class of config.json,
 // model_type of config.json.
 void check_has_gpt2_words(const fs::path& folder) {
-  if (const fs::path file = folder / "tokenizer.json"; fs::exists(file))
+  if (const fs::path file = folder / "tokenizer.json"; sys::exists(file))
     return check_tokenizer(file);
   const fs::path tokenizer = folder / "tokenizer_config.json", model = folder / "config.json";
   const nlohmann::json of_tokenizer = object_of(tokenizer), of_model = object_of(model);

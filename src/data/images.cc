@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "data/idx.h"
 #include "data/index_tensor.h"
+#include "sys/files.h"
 #include "sys/plain_file.h"
 
 #include <ATen/ops/cat.h>
@@ -60,7 +61,7 @@ namespace fs = std::filesystem;
 // Returns the file, plain or compressed, if there is one.
 std::optional<fs::path> find(const fs::path& folder, const std::string& name) {
   for (const std::string& candidate : {name, name + ".gz"})
-    if (fs::exists(folder / candidate)) return folder / candidate;
+    if (sys::exists(folder / candidate)) return folder / candidate;
   return std::nullopt;
 }
 

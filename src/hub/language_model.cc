@@ -7,6 +7,7 @@
 #include "checkpoint/folders.h"
 #include "checkpoint/weight_files.h"
 #include "hub/config.h"
+#include "sys/files.h"
 
 #include <ATen/ops/zeros.h>
 
@@ -49,14 +50,13 @@ std::optional<std::string> name_in(const checkpoint::WeightFiles& files, const s
 
 // transformers saves weights as pickles with safe_serialization=False.
 void check_has_safetensors(const std::filesystem::path& folder) {
-  namespace fs = std::filesystem;
-  if (fs::exists(folder / checkpoint::model_file) || fs::exists(folder / checkpoint::index_file))
+  if (sys::exists(folder / checkpoint::model_file) || sys::exists(folder / checkpoint::index_file))
     return;
-  check_input(!fs::exists(folder / "pytorch_model.bin"),
+  check_input(!sys::exists(folder / "pytorch_model.bin"),
               "{}: has pytorch_model.bin, but no safetensors: write them with `lockstep checkpoint "
               "convert {} NEW`",
               folder.string(), folder.string());
-  check_input(!fs::exists(folder / "pytorch_model.bin.index.json"),
+  check_input(!sys::exists(folder / "pytorch_model.bin.index.json"),
               "{}: has shards of pytorch_model.bin, but no safetensors: write them with "
               "save_pretrained() of transformers",
               folder.string());

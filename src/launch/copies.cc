@@ -2,12 +2,12 @@
 
 #include "launch/agent.h"
 
-#include <filesystem>
+#include "sys/files.h"
 
 namespace lockstep::launch {
 
 int start_copies(const Copies& copies) {
-  WorkerSpec spec{.program = std::filesystem::read_symlink("/proc/self/exe"),
+  WorkerSpec spec{.program = sys::own_program(),
                   .arguments = copies.words,
                   .ranks = copies.ranks,
                   .max_restarts = copies.max_restarts,

@@ -78,7 +78,7 @@ Log::Log(std::filesystem::path file, Table& table, Sessions& sessions)
   if (content.empty()) {
     store_name_ = random_store_name();
     write_all(file_.get(), header(), path_.string());
-    sys::flush_folder(std::filesystem::absolute(path_).parent_path());
+    sys::flush_folder(path_.has_parent_path() ? path_.parent_path() : ".");
     size_ = least_size_ = file_header_bytes;
   } else {
     read(content);

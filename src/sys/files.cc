@@ -103,6 +103,45 @@ std::string read_file(const fs::path& path) {
   return content;
 }
 
+bool exists(const fs::path& path) {
+  std::error_code error;
+  const bool found = fs::exists(path, error);
+  if (error) throw SystemError("looking at " + path.string(), error.value());
+  return found;
+}
+
+bool is_folder(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (!fs::status_known(status)) throw SystemError("looking at " + path.string(), error.value());
+  return fs::is_directory(status);
+}
+
+std::vector<fs::path> entries_in(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
+    found.push_back(entry->path());
+  if (error) throw SystemError("listing " + folder.string(), error.value());
+  std::ranges::sort(found);
+  return found;
+}
+
+void remove_all(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) throw SystemError("removing " + path.string(), error.value());
+}
+
+fs::path own_program() {
+  constexpr const char* link = "/proc/self/exe";
+  std::error_code error;
+  fs::path program = fs::read_symlink(link, error);
+  if (error) throw SystemError(formatted("reading {}", link), error.value());
+  return program;
+}
+
 void make_directories(const fs::path& path, mode_t mode) {
   std::vector<fs::path> missing;
   std::error_code error;

@@ -6,6 +6,7 @@
 #include "base/scope_exit.h"
 #include "base/text.h"
 #include "elastic/slot_layout.h"
+#include "sys/files.h"
 #include "train/configuration.h"
 #include "train/device.h"
 #include "train/interrupt.h"
@@ -107,7 +108,7 @@ Evaluation evaluate_parts(Group& group, std::int64_t samples, std::int64_t parts
 }
 
 Best best_in(const std::filesystem::path& file, const checkpoint::Metadata& basis) {
-  if (!std::filesystem::exists(file)) return {};
+  if (!sys::exists(file)) return {};
   try {
     checkpoint::Metadata metadata = checkpoint::read_safetensors(file, {.tensors = false}).metadata;
     checkpoint::Metadata own;
@@ -136,7 +137,7 @@ void find_own_data(const SavedModel& saved, bool is_needed) {
     if (!is_needed || (is_known && path.empty())) continue;
     check_input(!path.empty(), "{}: no config.toml beside it names its data: name some with --data",
                 saved.file.string());
-    check_input(std::filesystem::exists(path),
+    check_input(sys::exists(path),
                 "{}: the config.toml of its run names the data {}, which is not there from this "
                 "folder: name it with --data",
                 saved.file.string(), path);

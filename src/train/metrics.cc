@@ -47,7 +47,7 @@ bool is_row_until(const std::string& line, std::int64_t step) {
 }
 
 std::string rows_until(const std::filesystem::path& path, std::int64_t step) {
-  if (!std::filesystem::exists(path)) return {};
+  if (!sys::exists(path)) return {};
   constexpr std::uint64_t most_bytes = std::uint64_t{4} << 30;
   std::istringstream file(sys::read_plain_file(path, most_bytes));
   std::string kept;
@@ -60,7 +60,8 @@ std::string rows_until(const std::filesystem::path& path, std::int64_t step) {
 // A long run that is restarted often must not read all of its rows each time.
 std::optional<off_t> end_of_rows(const std::filesystem::path& path, std::int64_t step) {
   constexpr std::int64_t most_of_the_end = 64 << 10;
-  if (!std::filesystem::is_regular_file(path)) return std::nullopt;  // a pipe would block
+  std::error_code unknown;
+  if (!std::filesystem::is_regular_file(path, unknown)) return std::nullopt;  // a pipe would block
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return std::nullopt;
   const std::int64_t bytes = file.tellg();

@@ -4,6 +4,7 @@
 #include "base/text.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/shards.h"
+#include "sys/files.h"
 #include "train/configuration.h"
 #include "train/tasks/known.h"
 #include "train/tasks/language_models.h"
@@ -53,7 +54,7 @@ SavedModel described_model(const fs::path& file, const fs::path& bpe) {
     if (text == nullptr) return;
     std::string tables = bpe.string();
     if (tables.empty()) tables = paths_of_run(saved)["bpe"];
-    if (!bpe.empty() || fs::exists(tables)) set_path(*saved.task, "bpe", tables);
+    if (!bpe.empty() || sys::exists(tables)) set_path(*saved.task, "bpe", tables);
     saved.tokenizer = text->tokenizer();
   });
   return saved;
@@ -62,12 +63,12 @@ SavedModel described_model(const fs::path& file, const fs::path& bpe) {
 }  // namespace
 
 fs::path model_file(const fs::path& run) {
-  check_input(fs::exists(run), "{}: expected a run's folder or a file of tensors, found nothing",
+  check_input(sys::exists(run), "{}: expected a run's folder or a file of tensors, found nothing",
               run.string());
-  if (!fs::is_directory(run)) return run;
+  if (!sys::is_folder(run)) return run;
   fs::path own = run / file_name;
   std::optional<fs::path> newest = checkpoint::latest_checkpoint(run);
-  const bool has_own = fs::exists(own) || checkpoint::has_index(own);
+  const bool has_own = sys::exists(own) || checkpoint::has_index(own);
   check_input(has_own || newest.has_value(),
               "{}: expected {} or a checkpoint in this folder, found neither", run.string(),
               file_name);
@@ -86,9 +87,10 @@ SavedModel read_model(const fs::path& run, const fs::path& bpe) {
 }
 
 std::map<std::string, std::string> paths_of_run(const SavedModel& saved) {
-  fs::path folder = fs::absolute(saved.file).parent_path();
-  if (fs::exists(folder / checkpoint::layout_file)) folder = folder.parent_path();
-  if (!fs::exists(folder / "config.toml")) return {};
+  std::error_code unknown;
+  fs::path folder = fs::absolute(saved.file, unknown).parent_path();
+  if (sys::exists(folder / checkpoint::layout_file)) folder = folder.parent_path();
+  if (!sys::exists(folder / "config.toml")) return {};
   Settings own;
   saved.task->declare(own);
   std::map<std::string, std::string> paths;

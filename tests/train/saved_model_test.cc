@@ -70,6 +70,12 @@ TEST(SavedModel, MayBeARunACheckpointOrAFile) {
             std::string::npos);
 }
 
+TEST(SavedModel, APathThatLeadsNowhereIsASystemError) {
+  TemporaryFolder folder;
+  fs::create_symlink("loop", folder / "loop");
+  EXPECT_THROW((void)model_file(folder / "loop"), SystemError);
+}
+
 TEST(SavedModel, EveryTaskIsDescribed) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
