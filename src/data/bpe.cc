@@ -265,7 +265,7 @@ class MergeReader {
       fail(formatted("'{}{}', which the merge makes, is not a token of the vocabulary",
                      escaped(left), escaped(right)));
     const std::string& bytes = tables_.bytes[static_cast<std::size_t>(result->second)];
-    if (!is_within_gpt2_word(bytes))
+    if (!is_within_gpt2_word(bytes, file_.string()))
       fail(
           formatted("'{}' cannot occur in a word of GPT-2: these tables were made for another word "
                     "pattern, which is not supported",
