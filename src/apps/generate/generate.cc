@@ -4,6 +4,7 @@
 #include "base/counted.h"
 #include "base/escaped.h"
 #include "base/text.h"
+#include "comm/init/choice.h"
 #include "sys/program.h"
 #include "train/device.h"
 
@@ -60,7 +61,7 @@ struct Given {
 
 // Returns true if a process that runs alone should compute on a device, which init() chooses.
 bool needs_device(const std::string& device) {
-  return device != "cpu" && (!device.empty() || at::accelerator::deviceCount() > 0);
+  return !is_cpu(device) && (!device.empty() || at::accelerator::deviceCount() > 0);
 }
 
 // The ranks that compute a model together (only this process without --mesh), and their devices.
