@@ -193,10 +193,11 @@ void check_limits(const WorkerSpec& spec, rlim_t most) {
   const auto ranks = static_cast<rlim_t>(spec.ranks) +
                      static_cast<rlim_t>(may_have_more_rounds(spec) ? spec.hot_spares : 0);
   const rlim_t needed = own + ranks * (of_a_rank + (spec.log_folder.empty() ? 0 : 1));
-  check_input(most >= needed,
-              "--ranks {}: expected a limit of at least {} open files, found {}: raise the hard "
-              "limit (ulimit -n), or start fewer ranks",
-              spec.ranks, needed, most);
+  check_input(
+      most >= needed,
+      "starting {} ranks: expected a limit of at least {} open files, found {}: raise the hard "
+      "limit (ulimit -n), or start fewer ranks",
+      spec.ranks, needed, most);
 }
 
 std::set<pid_t> numbers_of(const std::vector<sys::Process*>& processes) {

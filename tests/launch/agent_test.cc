@@ -75,9 +75,10 @@ TEST(Agent, TooFewOpenFilesAreOneSentence) {
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
     const Ran few = run_agent(shells(2, "od -An -tx1 /proc/self/fd/$LOCKSTEP_SECRET_FD"));
     EXPECT_EQ(few.result.exit_code, 0) << few.error;
-    EXPECT_EQ(test::message_of<BadInput>([] { run_agent(shells(9, "true")); }),
-              "--ranks 9: expected a limit of at least 60 open files, found 48: raise the hard "
-              "limit (ulimit -n), or start fewer ranks");
+    EXPECT_EQ(
+        test::message_of<BadInput>([] { run_agent(shells(9, "true")); }),
+        "starting 9 ranks: expected a limit of at least 60 open files, found 48: raise the hard "
+        "limit (ulimit -n), or start fewer ranks");
   });
 }
 
