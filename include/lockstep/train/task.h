@@ -163,8 +163,10 @@ class Task {
   [[nodiscard]] virtual std::int64_t steps_per_epoch() const = 0;
   // Returns this rank's rows of the global batch of step `step`; all ranks have equally many. The
   // result must depend on the seed and the step only, so that a resumed run sees the same batches.
-  // With --uneven, ranks may have different numbers of rows; a rank without rows gets a Batch
-  // without tensors. EpochBatches (epoch_batches.h) implements this for any dataset.
+  // Host memory may be used again for the next batch; tensors on the device must keep their values
+  // until the next call, also during validation() and sample(). With --uneven, ranks may have
+  // different numbers of rows; a rank without rows gets a Batch without tensors. EpochBatches
+  // (epoch_batches.h) implements this for any dataset.
   [[nodiscard]] virtual Batch batch(std::int64_t step) = 0;
   // Returns the mean loss over these rows as a tensor of one element.
   [[nodiscard]] virtual at::Tensor loss(const Batch& batch) = 0;
