@@ -135,11 +135,13 @@ class ShardedState final : public HandleState {
                               .find_unused_parameters = options_.find_unused_parameters,
                               .timeout = options_.timeout,
                               .waits = waits,
-                              .abort = [this](std::string_view reason) {
-                                // If another rank has ended a group, report that reason.
-                                const std::string end = unsharder->end();
-                                abort(end.empty() ? reason : std::string_view(end));
-                              }});
+                              .abort =
+                                  [this](std::string_view reason) {
+                                    // If another rank has ended a group, report that reason.
+                                    const std::string end = unsharder->end();
+                                    abort(end.empty() ? reason : std::string_view(end));
+                                  },
+                              .ends_with_failure = [] { return true; }});
     joinable_ = std::make_unique<WholeStepJoinable>(
         "fully_shard()", groups->whole, *step,
         [this](std::function<void()> call) { unsharder->on_forward(std::move(call)); });

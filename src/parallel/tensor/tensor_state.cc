@@ -153,6 +153,7 @@ void TensorParallelState::train(Handle of_parts) {
       check(number_.contains(part.name),
             "parallelize: expected a handle for the module of parts, found one with {}", part.name);
     add_child(handle_);
+    adopt(of(handle_));
     for (TensorParallelParameter& one : sharded_) one.context_ranks = context_ranks_of(tensors_);
   }
   attach_all();
