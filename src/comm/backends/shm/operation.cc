@@ -166,7 +166,6 @@ void Operation::agree(const CallInfo& info) {
 
 void Operation::fill(const PeerMappings& peers, int me, const CallInfo& info, Operands&& operands) {
   check_combination(info);
-  operands.stage(peers);
   agree(info);
   operands_ = std::move(operands);
   me_ = me;

@@ -195,8 +195,8 @@ class Operation {
   // Call once, before any other function.
   void set_members(int members);
 
-  // Stages the placed operands. Throws InvalidArgument if the call is invalid and BadInput if the
-  // arena is full; the record is then empty.
+  // Takes the staged operands. Throws InvalidArgument if the call is invalid; the record is then
+  // empty.
   void fill(const PeerMappings& peers, int me, const CallInfo& info, Operands&& operands);
   // Publishes the descriptor and the inline input.
   void publish(const PeerMappings& peers, const ChannelMemory& memory, const CallInfo& info);

@@ -366,6 +366,24 @@ TEST(Posting, TellsWhenTheArenaIsFullAndLivesOn) {
       options);
 }
 
+// Each operand is copied into the arena, which has room for one of them.
+TEST(Posting, WaitsForEarlierOperationsIfTheArenaIsFull) {
+  auto options = small_options();
+  options.arena_bytes = 64 << 20;
+  run_as_rank_threads(
+      2,
+      [](Endpoint& endpoint) {
+        GroupMember& group = endpoint.world();
+        std::vector<std::vector<float>> operands(5, constant(10 << 20, 1));
+        std::vector<CallId> posted;
+        for (auto& values : operands)
+          posted.push_back(post(group, call(Collective::all_reduce, values, values)));
+        for (const CallId& id : posted) group.wait(id);
+        for (const auto& values : operands) EXPECT_EQ(values, constant(10 << 20, 2));
+      },
+      options);
+}
+
 TEST(Posting, RefusesWhatHasNoMeaning) {
   run_as_rank_threads(1, [](Endpoint& endpoint) {
     auto values = constant(4, 1);
