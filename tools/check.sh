@@ -159,6 +159,12 @@ elastic_kills() {
   cat "$log"
 }
 
+# Leaves out every wait of each program on the simulated accelerator in turn; ctest leaves out some of them.
+waits() {
+  local log=build/release/waits.log
+  LOCKSTEP_WAITS=all build/release/tests/accelerator_test --gtest_filter='*DroppedWaits*' >"$log" 2>&1 || fail "see $log"
+}
+
 # Repeats tests that depend on time and on failures, to find defects that show once in a hundred runs.
 soak() {
   local minutes="${1:-10}"
@@ -172,6 +178,7 @@ soak() {
   inject
   kills
   elastic_kills
+  waits
   unset LOCKSTEP_FUZZ LOCKSTEP_INJECTIONS LOCKSTEP_KILLS LOCKSTEP_ELASTIC_KILLS  # ctest uses its own, smaller numbers
   python3 tools/run_tests.py soak "$minutes" "release=$(one_of "${soaked_tests[@]}")" "asan=$asan" \
     "tsan=$(one_of "${sanitized[@]}")"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs all checks that need a GPU: the device tests in shards, and a GPT's step compared with PyTorch's, also on ranks that
-# share the GPU. Prints the tables of docs/gpu.md. Builds and installs nothing.
+# share the GPU, and collectives of two ranks that share it. Prints the tables of docs/gpu.md. Builds and installs nothing.
 #
-#   ninja -C BUILD device_test gpt_step lockstep_command      on any host that can build
-#   tools/gpu_day.sh BUILD OUT [SHARDS]                       on the host with the GPU; logs go to OUT
+#   ninja -C BUILD device_test gpt_step lockstep_command lockstep-bench   on any host that can build
+#   tools/gpu_day.sh BUILD OUT [SHARDS]                                   on the host with the GPU; logs go to OUT
 #
 # Exits with 1 if a case, a shard or a step failed. PYTHON (python3) must have the torch that BUILD was made with; its libraries are found through it.
 set -euo pipefail
@@ -44,4 +44,5 @@ for dtype in float32 bf16 float32 bf16; do
   one "$build/bin/lockstep" run -n 1 "$build/bench/gpt_step" dp=-1 $dtype
 done
 for mesh in dp=2 fsdp=2 tp=2 pp=2; do one "$build/bin/lockstep" run -n 2 --share-gpus "$build/bench/gpt_step" $mesh bf16; done
+one "$build/bin/lockstep" run -n 2 --share-gpus "$build/bin/lockstep" bench collectives --device cuda
 exit $status

@@ -4,6 +4,7 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "launch/environment.h"
+#include "sys/files.h"
 #include "sys/program.h"
 
 #include <unistd.h>
@@ -38,9 +39,7 @@ constexpr const char* usage_after_siblings =
 constexpr std::string_view sibling_prefix = "lockstep-";
 constexpr int no_such_sibling = -1;
 
-std::filesystem::path own_folder() {
-  return std::filesystem::read_symlink("/proc/self/exe").parent_path();
-}
+std::filesystem::path own_folder() { return lockstep::sys::own_program().parent_path(); }
 
 // The names of the siblings, sorted.
 std::vector<std::string> sibling_names() {

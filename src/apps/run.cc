@@ -61,8 +61,6 @@ void check_nodes(launch::WorkerSpec& spec, const std::string& node) {
   if (!several)
     check_input(nodes.rendezvous.empty() && nodes.secret_file.empty(),
                 "--rendezvous and --secret-file are for several nodes, but --nnodes is 1");
-  check_input(!several || spec.store_port == 0,
-              "--port is for one node: with several nodes, the store is at --rendezvous");
   check_input(!apart || nodes.rendezvous.empty(), "give --store or --rendezvous, not both");
   const std::string counts = nodes.least_nodes == 0
                                  ? std::to_string(nodes.nodes)
@@ -84,18 +82,13 @@ void check_nodes(launch::WorkerSpec& spec, const std::string& node) {
   }
 }
 
-CommandOptions::Take hung_after_into(Duration& target) {
-  return [&target](const std::string& text) {
+// `expected` is for the message: "3 seconds or more".
+CommandOptions::Take time_into(Duration& target, Duration least, bool may_be_0,
+                               const char* expected) {
+  return [=, &target](const std::string& text) {
     duration_into(target)(text);
-    check_input(target == Duration::zero() || target >= std::chrono::seconds(1),
-                "expected 1 second or more, or 0, found '{}'", text);
-  };
-}
-
-CommandOptions::Take lost_after_into(Duration& target) {
-  return [&target](const std::string& text) {
-    duration_into(target)(text);
-    check_input(target >= std::chrono::seconds(3), "expected 3 seconds or more, found '{}'", text);
+    check_input(target >= least || (may_be_0 && target == Duration::zero()),
+                "expected {}, found '{}'", expected, text);
   };
 }
 
@@ -126,8 +119,6 @@ void declare(CommandOptions& options, launch::WorkerSpec& spec, std::string& nod
   add("failure-grace", "TIME", duration_into(spec.failure_grace),
       format_duration(spec.failure_grace),
       "Time from SIGTERM to SIGKILL for the ranks that survive a failure");
-  add("port", "PORT", number_into(spec.store_port, 0, 65535), "0",
-      "Port of the store on 127.0.0.1; 0: a free one");
   add("max-restarts", "K", number_into(spec.max_restarts, 0, 1'000'000), "0",
       "How often a rank may fail before the run fails; each time, all ranks start again as a new "
       "round");
@@ -135,7 +126,8 @@ void declare(CommandOptions& options, launch::WorkerSpec& spec, std::string& nod
       std::to_string(spec.hot_spares),
       "With --max-restarts: hot spare processes that replace lost ranks, if the program supports "
       "them");
-  add("hung-after", "TIME", hung_after_into(spec.hung_after), "0",
+  add("hung-after", "TIME",
+      time_into(spec.hung_after, std::chrono::seconds(1), true, "1 second or more, or 0"), "0",
       "Kill a rank that is stopped (SIGSTOP) for this long, or that has such a process, as failed; "
       "0: never");
   add(
@@ -150,12 +142,15 @@ void declare(CommandOptions& options, launch::WorkerSpec& spec, std::string& nod
   add("secret-file", "FILE", text_into(nodes.secret_file), "",
       "Secret that only agents of this run know: 16 bytes or more, mode 600, the same on all "
       "nodes");
-  add("join-timeout", "TIME", duration_into(nodes.join_timeout),
+  add("join-timeout", "TIME",
+      time_into(nodes.join_timeout, std::chrono::milliseconds(1), false, "more than 0s"),
       format_duration(nodes.join_timeout), "How long to wait for all nodes");
   add("last-call", "TIME", duration_into(nodes.last_call), format_duration(nodes.last_call),
       "With MIN:MAX: how long to wait for more nodes when MIN have arrived, before the ranks "
       "start");
-  add("lost-after", "TIME", lost_after_into(nodes.lost_after), format_duration(nodes.lost_after),
+  add("lost-after", "TIME",
+      time_into(nodes.lost_after, std::chrono::seconds(3), false, "3 seconds or more"),
+      format_duration(nodes.lost_after),
       "How long a node's agent may be silent before the run fails");
 }
 

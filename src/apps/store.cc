@@ -2,9 +2,9 @@
 
 #include "base/check.h"
 #include "base/format.h"
-#include "base/text.h"
 #include "launch/signals.h"
 #include "sys/program.h"
+#include "sys/socket_address.h"
 
 #include <lockstep/store/secret.h>
 #include <lockstep/store/store_server.h>
@@ -37,17 +37,6 @@ struct StoreWords {
   std::string listen, secret_file, log;
 };
 
-void listen_at(const std::string& text, StoreServerOptions& options) {
-  const std::size_t colon = text.rfind(':');
-  std::string host = text.substr(0, colon);
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  const auto port = parse_integer(colon == std::string::npos ? "" : text.substr(colon + 1));
-  check_input(!host.empty() && port && *port >= 0 && *port <= 65535,
-              "--listen: expected HOST:PORT, found '{}'", text);
-  options.host = host;
-  options.port = static_cast<std::uint16_t>(*port);
-}
-
 StoreServerOptions to_options(const StoreWords& words) {
   check_input(
       !words.listen.empty(),
@@ -55,10 +44,9 @@ StoreServerOptions to_options(const StoreWords& words) {
   check_input(!words.secret_file.empty(),
               "--secret-file is missing: any file of 16 bytes or more with mode 600, the same on "
               "all nodes");
-  StoreServerOptions options;
-  listen_at(words.listen, options);
-  options.log = words.log;
-  return options;
+  const auto at = sys::parse_host_port(words.listen);
+  check_input(at.has_value(), "--listen: expected HOST:PORT, found '{}'", words.listen);
+  return {.host = at->host, .port = at->port, .secret = {}, .log = words.log};
 }
 
 // Serves until a signal arrives. Returns 0 after a request to end, or 1 if the server ended by

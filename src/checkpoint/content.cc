@@ -74,7 +74,7 @@ void check_asked(const TrainingState& state, const SaveOptions& options) {
 }
 
 void check_folder(const fs::path& out, const fs::path& folder) {
-  check_input(!fs::exists(folder),
+  check_input(!sys::exists(folder),
               "{}: exists already, and a checkpoint is never overwritten: remove it, or save under "
               "another name",
               folder.string());
@@ -298,7 +298,7 @@ void save_model(const fs::path& path, const Handle& handle, const ModelOptions& 
   run_on_all_or_fail(group, [&] {
     if (!group.is_root()) return;
     check(!name.empty(), "save_model: expected the name of a file, found {}", path.string());
-    check_input(fs::is_directory(folder), "{}: expected a folder to save a model in, found none",
+    check_input(sys::is_folder(folder), "{}: expected a folder to save a model in, found none",
                 folder.string());
     lock.emplace(
         folder, name, [&](const std::string& found) { return found == name; },
@@ -344,7 +344,7 @@ void reshard(const fs::path& from, const fs::path& to, const Sharding& sharding)
   verify(from);
   Group alone;
   for (const char* name : tensor_files) {
-    if (!fs::exists(from / name) && !has_index(from / name)) continue;
+    if (!has_tensors(from / name)) continue;
     auto file = std::make_shared<PartsReader>(alone, from / name);
     content.files.push_back(
         {name, PlannedTensors(alone, parts_in(file), without_checksums(file->metadata()),

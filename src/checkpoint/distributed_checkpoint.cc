@@ -28,30 +28,17 @@ bool overlap(const Box& a, const Box& b) {
   return true;
 }
 
-// Returns the number of pairs of boxes that overlap in one dim, ignoring the other dims.
-std::size_t overlapping_pairs(std::span<const Box> boxes, std::size_t dim) {
-  std::vector<std::int64_t> begins, ends;
-  for (const Box& box : boxes) {
-    begins.push_back(box.offsets[dim]);
-    ends.push_back(end_of(box, dim));
-  }
-  std::ranges::sort(begins);
-  std::ranges::sort(ends);
-  std::size_t pairs = 0, ended = 0;
-  for (std::size_t begun = 0; begun < begins.size(); ++begun) {
-    while (ends[ended] <= begins[begun]) ++ended;
-    pairs += begun - ended;
-  }
-  return pairs;
-}
-
-std::size_t best_dim(std::span<const Box> boxes, std::size_t dims) {
-  std::size_t best = 0, fewest = SIZE_MAX;
-  for (std::size_t dim = 0; dim < dims; ++dim)
-    if (const std::size_t pairs = overlapping_pairs(boxes, dim); pairs < fewest) {
+// Returns the dim along which boxes begin at the most places.
+std::size_t sweep_dim(std::span<const Box> boxes, std::size_t dims) {
+  std::size_t best = 0, most = 0;
+  for (std::size_t dim = 0; dim < dims; ++dim) {
+    std::set<std::int64_t> begins;
+    for (const Box& box : boxes) begins.insert(box.offsets[dim]);
+    if (begins.size() > most) {
       best = dim;
-      fewest = pairs;
+      most = begins.size();
     }
+  }
   return best;
 }
 
@@ -63,7 +50,7 @@ std::size_t check_cover(const std::string& name, std::span<const std::int64_t> s
   for (const Box& box : boxes) covered += layout::numel_of(box);
   std::vector<std::size_t> order(boxes.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  const std::size_t dim = best_dim(boxes, sizes.size());
+  const std::size_t dim = sweep_dim(boxes, sizes.size());
   if (!sizes.empty())
     std::ranges::stable_sort(order, {}, [&](std::size_t i) { return boxes[i].offsets[dim]; });
   std::size_t compared = 0;

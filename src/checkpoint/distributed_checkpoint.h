@@ -82,9 +82,8 @@ class DistributedFolder {
 // Throws BadInput, with `name`, unless each element of a tensor of `sizes` is in exactly one of
 // `boxes`. No box may be empty or exceed the tensor.
 //
-// Sweeps along one dim and compares only boxes that overlap in it: the dim with the fewest such
-// pairs, which is zero if the tensor is divided along one dim. Returns the number of compared
-// pairs.
+// Sweeps along the dim in which boxes begin at the most places, and compares only boxes that
+// overlap in it: none if the tensor is divided along one dim. Returns the number of compared pairs.
 std::size_t check_cover(const std::string& name, std::span<const std::int64_t> sizes,
                         std::span<const layout::Box> boxes);
 

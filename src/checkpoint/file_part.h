@@ -12,6 +12,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep::checkpoint {
@@ -32,6 +34,14 @@ struct FilePart {
 
   [[nodiscard]] c10::ScalarType dtype() const { return part.tensor.scalar_type(); }
 };
+
+// Returns a tensor that this rank writes as a whole. Shares its memory.
+[[nodiscard]] inline FilePart whole_part(std::string name, const at::Tensor& tensor) {
+  return {.part = {.name = std::move(name),
+                   .tensor = no_elements(tensor.scalar_type()),
+                   .slice = layout::whole_slice(tensor.sizes())},
+          .values = [tensor = tensor.detach()] { return tensor; }};
+}
 
 // Returns the part of each FilePart.
 [[nodiscard]] inline std::vector<Part> parts_of(const std::vector<FilePart>& files) {

@@ -32,27 +32,11 @@ bool is_older(const fs::path& path, std::chrono::hours least_age) {
          (!error && fs::file_time_type::clock::now() - changed > least_age);
 }
 
-[[noreturn]] void throw_listing(const fs::path& out, int error) {
-  throw SystemError("looking for checkpoints in " + out.string(), error);
-}
-
-// Returns true for a folder, also behind a link. Throws SystemError if that cannot be determined.
-bool is_folder(const fs::path& path) {
-  std::error_code error;
-  const bool found = fs::is_directory(path, error);
-  if (error && error != std::errc::no_such_file_or_directory) throw_listing(path, error.value());
-  return found;
-}
-
 // Returns all paths with the name of a checkpoint, oldest first.
 std::vector<fs::path> checkpoint_names_in(const fs::path& out) {
-  std::vector<fs::path> found;
-  std::error_code error;
-  fs::directory_iterator entry(out, error);
-  if (error == std::errc::no_such_file_or_directory) return found;
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
-    if (step_of(entry->path()) >= 0) found.push_back(entry->path());
-  if (error) throw_listing(out, error.value());
+  if (!sys::exists(out)) return {};
+  std::vector<fs::path> found = sys::entries_in(out);
+  std::erase_if(found, [](const fs::path& path) { return step_of(path) < 0; });
   std::ranges::sort(found, {}, step_of);
   return found;
 }
@@ -60,7 +44,7 @@ std::vector<fs::path> checkpoint_names_in(const fs::path& out) {
 // For saving: ignores other files with the name of a checkpoint.
 std::vector<fs::path> folders_in(const fs::path& out) {
   std::vector<fs::path> found = checkpoint_names_in(out);
-  std::erase_if(found, [](const fs::path& path) { return !is_folder(path); });
+  std::erase_if(found, [](const fs::path& path) { return !sys::is_folder(path); });
   return found;
 }
 
@@ -84,11 +68,7 @@ std::int64_t step_of(const fs::path& folder) {
   return name == checkpoint_name(step) ? step : -1;  // a step has only one valid name
 }
 
-std::string random_word() {
-  std::uint64_t random = 0;
-  sys::fill_randomly(std::as_writable_bytes(std::span(&random, 1)));
-  return formatted("{:016x}", random);
-}
+std::string random_word() { return sys::hexadecimal(sys::random_bytes(random_digits / 2)); }
 
 std::string partial_name(const std::string& name, const std::string& random) {
   return formatted(".{}.{}.partial", name, random);
@@ -153,8 +133,8 @@ std::string checkpoint_name(std::int64_t step) { return formatted("{}{:08}", fol
 std::vector<fs::path> list_checkpoints(const fs::path& out) {
   std::vector<fs::path> found = checkpoint_names_in(out);
   for (const fs::path& path : found)
-    check_input(is_folder(path), "{}: expected the folder of a checkpoint, found {}", path.string(),
-                fs::exists(path) ? "a file" : "a broken link");
+    check_input(sys::is_folder(path), "{}: expected the folder of a checkpoint, found {}",
+                path.string(), sys::exists(path) ? "a file" : "a broken link");
   return found;
 }
 
@@ -162,7 +142,7 @@ std::optional<fs::path> latest_checkpoint(const fs::path& out) {
   std::vector<fs::path> folders = list_checkpoints(out);
   if (!folders.empty()) return folders.back();
   const fs::path latest = out / latest_file;
-  check_input(!fs::exists(latest),
+  check_input(!sys::exists(latest),
               "{}: names '{}', but there is no such checkpoint beside it: restore it, or remove "
               "this file to start from the beginning",
               latest.string(), first_line(latest));

@@ -8,6 +8,7 @@
 #include "checkpoint/shards.h"
 #include "checkpoint/write_plan.h"
 #include "sys/bounded_json.h"
+#include "sys/files.h"
 #include "sys/plain_file.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
@@ -23,7 +24,8 @@ namespace lockstep::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr int format_version = 3;
+// Increment if a value of layout.json, or a text inside of one, changes its meaning or its form.
+constexpr int format_version = 4;
 constexpr std::uint64_t most_bytes = 256 << 20;
 
 constexpr const char* own_checksum_key = "crc32";
@@ -51,12 +53,11 @@ class JsonFields {
 
   [[nodiscard]] std::int64_t integer(const char* key, std::int64_t least, std::int64_t most) const {
     const nlohmann::json& value = at(key);
-    const bool fits = value.is_number_integer() &&
-                      (!value.is_number_unsigned() || value.get<std::uint64_t>() <= INT64_MAX);
-    if (!fits || value.get<std::int64_t>() < least || value.get<std::int64_t>() > most)
+    const std::optional<std::int64_t> number = sys::integer_of(value);
+    if (!number || *number < least || *number > most)
       fail(formatted("{}: expected an integer from {} to {}, found {}", key, least, most,
                      shown(value)));
-    return value.get<std::int64_t>();
+    return *number;
   }
 
   [[nodiscard]] Metadata texts(const char* key) const {
@@ -115,8 +116,13 @@ class JsonFields {
 
   void check_format() const {
     const nlohmann::json& found = at("format");
-    if (!found.is_number_integer() || found != format_version)
+    if (!found.is_number_integer())
       fail(formatted("expected format {}, found {}", format_version, shown(found)));
+    if (found != format_version)
+      fail(
+          formatted("has format {}, of {} version of Lockstep; this version reads format {}: "
+                    "continue with the version that saved it",
+                    shown(found), found < format_version ? "an older" : "a newer", format_version));
   }
 
   // Call last: the other checks have more specific messages.
@@ -254,10 +260,10 @@ bool has_file(const LayoutJson& json, const std::string& name) {
 
 void seal(LayoutJson& json, const fs::path& folder) {
   json.files.clear();
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
+  for (const fs::path& file : sys::entries_in(folder)) {
+    const std::string name = file.filename().string();
     if (name.ends_with(".safetensors") || name.ends_with(index_end))
-      json.files[name] = file_checksum(entry.path());
+      json.files[name] = file_checksum(file);
   }
 }
 

@@ -170,10 +170,6 @@ Files open_files(Group& group, const fs::path& folder, const SeenJson& of) {
   return files;
 }
 
-void verify_files(Files& files) {
-  for (PartsReader* reader : files.all()) reader->verify();
-}
-
 void count(Files& files, LoadCounts* counts) {
   if (counts == nullptr) return;
   for (const PartsReader* reader : files.all()) {
@@ -236,7 +232,7 @@ TrainingState read_training_state(Group& group, const fs::path& folder) {
 
 void verify(Group& group, const fs::path& folder) {
   Files files = open_files(group, folder, read_json(group, folder));
-  verify_files(files);
+  for (PartsReader* reader : files.all()) reader->verify();
 }
 
 void load_model(const fs::path& path, Handle& handle, bool verify) {

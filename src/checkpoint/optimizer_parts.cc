@@ -63,21 +63,6 @@ layout::TensorSlice slice_of(const std::string& field, const Part& parameter) {
   return field == step_field ? layout::whole_slice({}) : parameter.slice;
 }
 
-// Returns the file's entries of a parameter's state, by field.
-std::map<std::string, const TensorEntry*> fields_in(const PartsReader& file,
-                                                    const std::string& parameter) {
-  std::map<std::string, const TensorEntry*> fields;
-  std::string prefix = optimizer_key(parameter);
-  const auto& names = file.by_name();
-  for (auto item = names.lower_bound(prefix);
-       item != names.end() && item->first.starts_with(prefix); ++item) {
-    std::string field = item->first.substr(prefix.size());
-    bool is_of_another = field.find('.') != std::string::npos;  // "fc" has a module "fc.sub"
-    if (!is_of_another) fields[field] = file.find(item->first);
-  }
-  return fields;
-}
-
 }  // namespace
 
 std::vector<FilePart> optimizer_parts(const torch::optim::Optimizer& optimizer,
@@ -134,7 +119,11 @@ OptimizerReading::OptimizerReading(torch::optim::Optimizer& optimizer, const Han
     std::vector<Part> parameters = handle_.named_parameters();
     check_parameters(groups, parameters);
     for (Part& parameter : parameters) {
-      auto entries = fields_in(file_, parameter.name);
+      std::map<std::string, const TensorEntry*> entries;
+      for_each_field(file_.by_name(), parameter.name,
+                     [&](const std::string& field, std::size_t number) {
+                       entries[field] = &file_.entries()[number];
+                     });
       kept_.push_back({parameter, groups.find(parameter.tensor), std::move(entries), {}});
     }
     file_.in_file([&] { check(); });

@@ -15,24 +15,6 @@
 namespace lockstep::checkpoint {
 namespace {
 
-// Takes the fields of `parameter` out of `state`.
-StateFields take_fields(const std::string& parameter, NamedTensors& state) {
-  StateFields fields;
-  std::string prefix = optimizer_key(parameter);
-  for (auto item = state.lower_bound(prefix);
-       item != state.end() && item->first.starts_with(prefix);) {
-    std::string field = item->first.substr(prefix.size());
-    bool is_of_another = field.find('.') != std::string::npos;  // "fc" has a module "fc.sub"
-    if (is_of_another) {
-      ++item;
-      continue;
-    }
-    fields[field] = item->second;
-    item = state.erase(item);
-  }
-  return fields;
-}
-
 struct FoundState {
   at::Tensor parameter;
   const torch::optim::OptimizerOptions* options;
@@ -78,7 +60,12 @@ void load_optimizer_state(torch::optim::Optimizer& optimizer, const NamedParamet
   NamedTensors left = state;
   std::vector<FoundState> found;
   for (const auto& [parameter, tensor] : parameters) {
-    FoundState one = checked(parameter, tensor, take_fields(parameter, left), groups);
+    StateFields fields;
+    for_each_field(state, parameter, [&](const std::string& field, const at::Tensor& value) {
+      fields[field] = value;
+      left.erase(optimizer_key(parameter, field));
+    });
+    FoundState one = checked(parameter, tensor, std::move(fields), groups);
     if (!one.fields.empty()) found.push_back(std::move(one));
   }
   check_input(left.empty(), "the checkpoint has '{}', which belongs to no parameter of this model",

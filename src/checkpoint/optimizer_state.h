@@ -41,6 +41,18 @@ using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
 [[nodiscard]] std::string optimizer_key(const std::string& parameter,
                                         const std::string& field = "");
 
+// Calls take(field, value) for each entry of `map` (by name) that is a field of the parameter.
+template <class Map, class Take>
+void for_each_field(const Map& map, const std::string& parameter, Take take) {
+  const std::string prefix = optimizer_key(parameter);
+  for (auto item = map.lower_bound(prefix); item != map.end() && item->first.starts_with(prefix);
+       ++item) {
+    const std::string field = item->first.substr(prefix.size());
+    const bool is_of_another = field.find('.') != std::string::npos;  // "fc" has a module "fc.sub"
+    if (!is_of_another) take(field, item->second);
+  }
+}
+
 // The tensors share memory with the optimizer's state if it is float32. A parameter that was never
 // updated has no state. Throws InvalidArgument for an unsupported optimizer.
 [[nodiscard]] NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer,

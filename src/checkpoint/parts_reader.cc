@@ -1,15 +1,13 @@
 #include "checkpoint/parts_reader.h"
 
 #include "base/check.h"
-#include "base/escaped.h"
 #include "base/fingerprint.h"
 #include "base/scope_exit.h"
-#include "base/text.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/pieces.h"
-#include "checkpoint/shards.h"
 #include "checkpoint/tensor_source.h"
+#include "checkpoint/write_plan.h"
 #include "layout/transfers.h"
 
 #include <lockstep/comm/run_on_all_or_fail.h>
@@ -21,128 +19,57 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
-#include <string_view>
 #include <system_error>
 #include <utility>
 
 namespace lockstep::checkpoint {
-namespace {
-
 namespace fs = std::filesystem;
 
-// Concatenates texts reversibly.
-void append(std::string& all, const std::string& text) {
-  all += formatted("{} ", text.size()) + text;
-}
-
-std::string take(std::string_view& all) {
-  const std::size_t blank = all.find(' ');
-  const auto length = static_cast<std::size_t>(parse_integer(all.substr(0, blank)).value_or(0));
-  std::string text(all.substr(blank + 1, length));
-  all.remove_prefix(blank + 1 + length);
-  return text;
-}
-
-// The first character of a description.
-constexpr char indexed = 'i', alone = 'a';
-bool is_indexed(const std::string& description) { return description.front() == indexed; }
-
-}  // namespace
-
-PartsReader::PartsReader(Group& group, const fs::path& path, SeenFiles seen)
-    : group_(group), path_(path) {
+PartsReader::PartsReader(Group& group, const fs::path& path, SeenFiles seen) : group_(group) {
   std::string text;
-  WeightMap map;
   run_on_all_or_fail(group_, [&] {
     if (!group_.is_root()) return;
-    if (has_index(path)) map = read_weight_map(index_path(path));
-    for (const fs::path& file :
-         map.empty() ? std::vector<fs::path>{path} : files_of(map, index_path(path)))
-      shards_.push_back(open(file));
-    text = description(/*is_indexed=*/!map.empty());
+    static_cast<TensorFiles&>(*this) = opened(path);
+    text = description();
   });
   text = broadcast_text(group_, std::move(text));
   run_on_all_or_fail(group_, [&] {
-    if (!group_.is_root()) open_described(text, seen);
+    if (group_.is_root()) return;
+    static_cast<TensorFiles&>(*this) = described(path, text);
+    open_same(seen);
   });
-  if (is_indexed(text)) path_ = index_path(path);
-  exchange_copies(sees());
-  run_on_all_or_fail(group_, [&] {
-    parse_headers();
-    if (!map.empty()) check_indexed(map, path_, headers(), files());
-  });
+  exchange_copies();
+  run_on_all_or_fail(group_, [&] { parse(); });
 }
 
-std::vector<SafetensorsHeader> PartsReader::headers() const {
-  std::vector<SafetensorsHeader> headers(shards_.size());
-  for (std::size_t i = 0; i < entries_.size(); ++i)
-    headers[shard_of_entry_[i]].entries.push_back(entries_[i]);
-  return headers;
-}
-
-PartsReader::Shard PartsReader::open(const fs::path& path) {
-  Shard shard{.path = path, .text = {}, .file = {}, .metadata = {}};
-  shard.file.emplace(path);
-  shard.text = checkpoint::in_file(path, [&] { return read_header_text(*shard.file); });
-  shard.data_bytes = shard.file->size() - sizeof(std::uint64_t) - shard.text.size();
-  return shard;
-}
-
-// Describes the files; other ranks with the same description can read the same files.
-std::string PartsReader::description(bool is_indexed) const {
-  std::string text(1, is_indexed ? indexed : alone);
-  for (const Shard& shard : shards_) {
-    append(text, shard.path.filename().string());
-    append(text, formatted("{}", shard.data_bytes));
-    append(text, shard.text);
-  }
-  return text;
-}
-
-void PartsReader::open_described(const std::string& text, SeenFiles seen) {
-  bool all_same = seen != SeenFiles::others;
-  for (std::string_view left = std::string_view(text).substr(1); !left.empty();) {
-    const std::string name = take(left);
-    Shard shard{.path = is_indexed(text) ? path_.parent_path() / name : path_,
-                .text = {},
-                .file = {},
-                .metadata = {}};
-    shard.data_bytes = static_cast<std::uint64_t>(parse_integer(take(left)).value_or(0));
-    shard.text = take(left);
-    if (all_same) open_as_described(shard, seen, all_same);
-    shards_.push_back(std::move(shard));
-  }
-  if (all_same) return;
-  for (Shard& shard : shards_) shard.file.reset();
-}
-
-void PartsReader::open_as_described(Shard& shard, SeenFiles seen, bool& all_same) {
-  std::error_code error;
-  if (seen == SeenFiles::unknown && !fs::exists(shard.path, error) && !error) {
-    all_same = false;
-    return;
-  }
-  Shard own = open(shard.path);
-  const bool is_same = own.text == shard.text;
-  check_input(is_same || seen == SeenFiles::unknown,
-              "{}: is damaged: expected a copy of rank 0's file, found another header",
-              shard.path.string());
-  check_input(!is_same || own.data_bytes == shard.data_bytes,
-              "{}: is damaged: expected {} bytes of tensors, as rank 0 has, found {}",
-              shard.path.string(), shard.data_bytes, own.data_bytes);
-  all_same = is_same;
-  shard.file = std::move(own.file);
+// Opens the described files if this rank sees all of them.
+void PartsReader::open_same(SeenFiles seen) {
+  const auto opens = [&](Shard& shard) {
+    std::error_code error;
+    if (seen == SeenFiles::unknown && !fs::exists(shard.path, error) && !error) return false;
+    Shard own = open(shard.path);
+    const bool is_same = own.text == shard.text;
+    check_input(is_same || seen == SeenFiles::unknown,
+                "{}: is damaged: expected a copy of rank 0's file, found another header",
+                shard.path.string());
+    check_input(!is_same || own.data_bytes == shard.data_bytes,
+                "{}: is damaged: expected {} bytes of tensors, as rank 0 has, found {}",
+                shard.path.string(), shard.data_bytes, own.data_bytes);
+    shard.file = std::move(own.file);
+    return is_same;
+  };
+  if (seen != SeenFiles::others && std::ranges::all_of(shards(), opens)) return;
+  for (Shard& shard : shards()) shard.file.reset();
 }
 
 // Shards on another disk are not read, so one number is enough for all files.
-void PartsReader::exchange_copies(bool sees) {
+void PartsReader::exchange_copies() {
   std::int64_t copy = no_copy;
   run_on_all_or_fail(group_, [&] {
-    std::string identity;
-    for (const Shard& shard : shards_)
-      if (sees) append(identity, shard.file->identity());
-    if (!sees) return;
-    copy = static_cast<std::int64_t>(fingerprint(identity));
+    if (!sees()) return;
+    std::string identities;
+    for (const Shard& shard : shards()) identities += formatted("{} ", shard.file->identity());
+    copy = static_cast<std::int64_t>(fingerprint(identities));
     if (copy == no_copy) ++copy;
   });
   copies_.resize(static_cast<std::size_t>(group_.size()));
@@ -150,25 +77,6 @@ void PartsReader::exchange_copies(bool sees) {
       .all_gather(at::from_blob(copies_.data(), {group_.size()}, at::kLong),
                   at::from_blob(&copy, {1}, at::kLong), part_call)
       .wait();
-}
-
-void PartsReader::parse_headers() {
-  for (std::size_t i = 0; i < shards_.size(); ++i) {
-    Shard& shard = shards_[i];
-    checkpoint::in_file(shard.path, [&] {
-      SafetensorsHeader header = parse_header(shard.text, shard.data_bytes);
-      shard.metadata = std::move(header.metadata);
-      for (TensorEntry& entry : header.entries) {
-        auto [place, is_new] = by_name_.emplace(entry.name, entries_.size());
-        if (!is_new)
-          throw BadInput(
-              formatted("tensor '{}' is also in {}", escaped(entry.name),
-                        shards_[shard_of_entry_[place->second]].path.filename().string()));
-        entries_.push_back(std::move(entry));
-        shard_of_entry_.push_back(i);
-      }
-    });
-  }
 }
 
 namespace {
@@ -183,54 +91,53 @@ at::Tensor host_tensor(const layout::Box& run, c10::ScalarType dtype) {
 
 constexpr std::int64_t of_any_length = std::numeric_limits<std::int64_t>::max();
 
+// The ranks that have one slice of a tensor, and the index of the slice among each rank's parts.
+struct SameParts {
+  const layout::TensorSlice* slice = nullptr;
+  std::vector<std::pair<std::size_t, std::size_t>> ranks;
+};
+
+struct AllParts {  // of one tensor
+  std::vector<SameParts> slices;
+  SliceNumbers numbers;
+};
+
+void add(AllParts& all, const layout::TensorSlice& slice, std::size_t rank, std::size_t part) {
+  const std::size_t number = all.numbers(slice);
+  if (number == all.slices.size()) all.slices.push_back({&slice, {}});
+  all.slices[number].ranks.emplace_back(rank, part);
+}
+
+// Returns true if the slices cover the tensor with each element exactly once.
+bool are_whole(const std::vector<SameParts>& slices, const std::vector<std::int64_t>& shape) {
+  std::int64_t elements = 0;
+  std::vector<layout::TensorSlice> from;
+  for (const SameParts& parts : slices) {
+    elements += parts.slice->numel();
+    from.push_back(*parts.slice);
+  }
+  const layout::TensorSlice whole = layout::whole_slice(shape);
+  if (slices.empty() || elements != whole.numel()) return false;
+  try {
+    (void)layout::transfers(from, std::span(&whole, 1));
+    return true;
+  } catch (const InvalidArgument&) {
+    return false;  // some twice, others not at all
+  }
+}
+
 }  // namespace
 
-std::vector<fs::path> PartsReader::files() const {
-  std::vector<fs::path> paths;
-  for (const Shard& shard : shards_) paths.push_back(shard.path);
-  return paths;
-}
-
-const std::map<std::string, std::string>& PartsReader::metadata() const {
-  return shards_.front().metadata;
-}
-
-bool PartsReader::has_checksum(const TensorEntry& entry) const {
-  return checksum_in(shard_of(entry).metadata, entry) != nullptr;
-}
-
-const TensorEntry* PartsReader::find(const std::string& name) const {
-  auto found = by_name_.find(name);
-  return found == by_name_.end() ? nullptr : &entries_[found->second];
-}
-
-const PartsReader::Shard& PartsReader::shard_of(const TensorEntry& entry) const {
-  return shards_[shard_of_entry_[static_cast<std::size_t>(&entry - entries_.data())]];
-}
-
 void PartsReader::in_file(const std::function<void()>& check) const {
-  checkpoint::in_file(path_, check);
-}
-
-void PartsReader::in_shard(const TensorEntry& entry, const std::function<void()>& check) const {
-  checkpoint::in_file(shard_of(entry).path, check);
-}
-
-void PartsReader::read_at(const TensorEntry& entry, std::uint64_t offset,
-                          std::span<std::byte> bytes) const {
-  const Shard& shard = shard_of(entry);
-  const std::uint64_t data_begin = sizeof(std::uint64_t) + shard.text.size();
-  check_input(shard.file->read_at(data_begin + entry.begin + offset, bytes) == bytes.size(),
-              "{}: tensor '{}' cannot be read: the file became shorter", shard.path.string(),
-              escaped(entry.name));
+  checkpoint::in_file(path(), check);
 }
 
 at::Tensor PartsReader::read_whole(const TensorEntry& entry) {
-  at::Tensor tensor;
-  in_shard(entry, [&] { tensor = new_tensor(entry); });
+  const at::Tensor tensor =
+      checkpoint::in_file(shard_of(entry).path, [&] { return new_tensor(entry); });
   const std::span<std::byte> bytes = writable_bytes_of(tensor);
   read_bytes(entry, 0, bytes);
-  in_shard(entry, [&] { compare_checksum(shard_of(entry).metadata, entry, crc32_of(bytes)); });
+  compare(entry, crc32_of(bytes));
   return tensor;
 }
 
@@ -356,7 +263,7 @@ void PartsReader::read_parts(const std::vector<Part>& parts, const AfterEach& af
     const bool counts = summed != nullptr && summed->own[i];
     try {
       if (sees() && !error)
-        fill_own(parts[i], counts ? &summed->shares[by_name_.at(parts[i].name)] : nullptr);
+        fill_own(parts[i], counts ? &summed->shares[by_name().at(parts[i].name)] : nullptr);
       if (after_each || i + 1 == parts.size()) read_waiting();
     } catch (const std::exception&) {
       error = std::current_exception();
@@ -388,6 +295,98 @@ void PartsReader::read_and_verify(const std::vector<Part>& parts, const AfterEac
   });
   read_parts(parts, after_each, wanted, &summed);
   for (std::size_t i = 0; i < shares.size(); ++i) shares[i] ^= summed.shares[i];
+  compare_all(shares);
+}
+
+// If several ranks read the same slice, one of them computes its checksum; the ranks take turns
+// from slice to slice.
+PartsReader::SummedParts PartsReader::to_sum(const std::vector<std::vector<Part>>& wanted) const {
+  const auto own = static_cast<std::size_t>(group_.rank());
+  SummedParts found{.tensors = std::vector<bool>(entries().size()),
+                    .own = std::vector<bool>(wanted[own].size()),
+                    .shares = std::vector<std::uint32_t>(entries().size())};
+  if (!sees()) return found;
+  std::vector<AllParts> all(entries().size());
+  for (std::size_t rank = 0; rank < wanted.size(); ++rank)
+    for (std::size_t i = 0; copies_[rank] == copies_[own] && i < wanted[rank].size(); ++i)
+      add(all[by_name().at(wanted[rank][i].name)], wanted[rank][i].slice, rank, i);
+  for (std::size_t entry = 0; entry < entries().size(); ++entry) {
+    if (!has_checksum(entries()[entry]) || !are_whole(all[entry].slices, entries()[entry].shape))
+      continue;
+    found.tensors[entry] = true;
+    for (const SameParts& parts : all[entry].slices) {
+      const auto& [rank, part] = parts.ranks[entry % parts.ranks.size()];
+      if (rank == own) found.own[part] = true;
+    }
+  }
+  return found;
+}
+
+// Ranks that read one copy of the files divide its bytes among them.
+PartsReader::Shares PartsReader::own_shares(const std::vector<bool>& are_passed_over) {
+  const std::int64_t own = copies_[static_cast<std::size_t>(group_.rank())];
+  std::span before(copies_.data(), static_cast<std::size_t>(group_.rank()));
+  const auto bytes_of = [&](std::size_t i) {
+    return are_passed_over[i] ? 0 : entries()[i].end - entries()[i].begin;
+  };
+  std::uint64_t total = 0, place = 0;
+  for (std::size_t i = 0; i < entries().size(); ++i) total += bytes_of(i);
+  auto readers = static_cast<std::uint64_t>(std::ranges::count(copies_, own));
+  auto number = static_cast<std::uint64_t>(std::ranges::count(before, own));
+  const std::uint64_t begin = total / readers * number;
+  const std::uint64_t end = number + 1 == readers ? total : total / readers * (number + 1);
+  std::vector<std::size_t> numbers;
+  std::vector<std::uint64_t> offsets, lengths;
+  for (std::size_t i = 0; sees() && i < entries().size(); ++i) {
+    const std::uint64_t size = bytes_of(i);
+    const std::uint64_t from = std::max(begin, place), to = std::min(end, place + size);
+    if (from < to && has_checksum(entries()[i])) {
+      numbers.push_back(i);
+      offsets.push_back(from - place);
+      lengths.push_back(to - from);
+    }
+    place += size;
+  }
+  Shares shares(entries().size());
+  staging_.resize(piece_workers() * read_at_once);
+  for_each_piece(lengths, read_at_once, [&](std::size_t worker, const Piece& piece) {
+    const TensorEntry& entry = entries()[numbers[piece.stretch]];
+    const std::uint64_t offset = offsets[piece.stretch];
+    const std::span bytes = staging_of(worker).first(piece.end - piece.begin);
+    read_at(entry, offset + piece.begin, bytes);
+    std::atomic_ref(shares[numbers[piece.stretch]]) ^=
+        crc32_share(crc32_of(bytes), entry.end - entry.begin - offset - piece.end);
+  });
+  for (const std::uint64_t bytes : lengths) bytes_verified_ += bytes;
+  return shares;
+}
+
+void PartsReader::compare_all(const Shares& own) {
+  if (own.empty()) return;
+  const std::vector<std::int64_t> shares(own.begin(), own.end());
+  std::vector<std::int64_t> all(shares.size() * static_cast<std::size_t>(group_.size()));
+  auto count = static_cast<std::int64_t>(shares.size());
+  group_
+      .all_gather(at::from_blob(all.data(), {group_.size() * count}, at::kLong),
+                  at::from_blob(const_cast<std::int64_t*>(shares.data()), {count}, at::kLong),
+                  part_call)
+      .wait();
+  // A rank that does not see the files gets data of the copy that rank 0 reads.
+  const std::int64_t copy = copies_[static_cast<std::size_t>(sees() ? group_.rank() : 0)];
+  run_on_all_or_fail(group_, [&] {
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+      std::uint32_t found = 0;
+      for (std::size_t rank = 0; rank < copies_.size(); ++rank)
+        if (copies_[rank] == copy)
+          found ^= static_cast<std::uint32_t>(all[rank * shares.size() + i]);
+      compare(entries()[i], found);
+    }
+  });
+}
+
+void PartsReader::verify() {
+  Shares shares;
+  run_on_all_or_fail(group_, [&] { shares = own_shares(std::vector<bool>(entries().size())); });
   compare_all(shares);
 }
 

@@ -1,6 +1,6 @@
-// Reads a safetensors file, or the shards that an index names (shards.h), into the parts of the
-// tensors that ranks have. Each rank reads the bytes of its own parts, directly into a part if its
-// memory has the file's order.
+// Reads a safetensors file, or the shards that its index names, into the parts of the tensors that
+// ranks have. Each rank reads the bytes of its own parts, directly into a part if the part's memory
+// has the file's order.
 //
 // Rank 0 must see the files. A rank that does not see the same files gets its parts from rank 0, a
 // few megabytes at a time. With a group of one rank everything is local.
@@ -10,8 +10,7 @@
 #pragma once
 
 #include "checkpoint/file_part.h"
-#include "checkpoint/safetensors_header.h"
-#include "sys/plain_file.h"
+#include "checkpoint/tensor_files.h"
 
 #include <lockstep/comm/run_on_all_or_fail.h>
 
@@ -22,8 +21,6 @@
 #include <exception>
 #include <filesystem>
 #include <functional>
-#include <map>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -37,26 +34,13 @@ enum class SeenFiles {
   others    // another checkpoint's, or none: not opened
 };
 
-class PartsReader {
+class PartsReader : public TensorFiles {
  public:
   // Collective. Gives rank 0's headers to every rank and checks them. Throws CollectiveFailure on
   // every rank if a file is missing or invalid, or if shards do not match their index.
   PartsReader(Group& group, const std::filesystem::path& path, SeenFiles seen = SeenFiles::unknown);
 
-  // Returns the path of the file, or of the index if there are shards.
-  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-  // Returns the path of the file, or the paths of the shards.
-  [[nodiscard]] std::vector<std::filesystem::path> files() const;
   [[nodiscard]] Group& group() const { return group_; }
-  // Returns the entries of all files. Offsets are relative to the tensor's own file.
-  [[nodiscard]] const std::vector<TensorEntry>& entries() const { return entries_; }
-  // The metadata of the first file.
-  [[nodiscard]] const std::map<std::string, std::string>& metadata() const;
-  [[nodiscard]] bool has_checksum(const TensorEntry& entry) const;
-  // Maps each name to its index in entries().
-  [[nodiscard]] const std::map<std::string, std::size_t>& by_name() const { return by_name_; }
-  // Returns null if there is no tensor of that name.
-  [[nodiscard]] const TensorEntry* find(const std::string& name) const;
 
   // Collective. Compares the checksums: ranks that see the same copy of the files divide its bytes
   // among them, so that it is read once. Throws CollectiveFailure, which names the damaged tensor.
@@ -96,26 +80,10 @@ class PartsReader {
     std::vector<std::uint32_t> shares;  // by entry
   };
 
-  struct Shard {
-    std::filesystem::path path;
-    std::string text;              // of the header
-    std::uint64_t data_bytes = 0;  // of the tensors
-    std::optional<sys::PlainFile> file;
-    std::map<std::string, std::string> metadata;
-  };
-
-  [[nodiscard]] static Shard open(const std::filesystem::path& path);
-  [[nodiscard]] std::string description(bool is_indexed) const;
-  [[nodiscard]] std::vector<SafetensorsHeader> headers() const;
-  void open_described(const std::string& text, SeenFiles seen);
-  void open_as_described(Shard& shard, SeenFiles seen, bool& all_same);
-  void exchange_copies(bool sees);
-  void parse_headers();
+  void open_same(SeenFiles seen);
+  void exchange_copies();
   [[nodiscard]] std::vector<std::vector<Part>> exchange(const std::vector<Part>& parts);
-  [[nodiscard]] bool sees() const { return shards_.front().file.has_value(); }
-  [[nodiscard]] const Shard& shard_of(const TensorEntry& entry) const;
-  void in_shard(const TensorEntry& entry, const std::function<void()>& check) const;
-  void read_at(const TensorEntry& entry, std::uint64_t offset, std::span<std::byte> bytes) const;
+  [[nodiscard]] bool sees() const { return shards().front().file.has_value(); }
   // A range of a tensor in its file, to be read to `bytes`.
   struct Stretch {
     const TensorEntry* entry = nullptr;
@@ -144,15 +112,10 @@ class PartsReader {
   [[nodiscard]] SummedParts to_sum(const std::vector<std::vector<Part>>& wanted) const;
 
   Group& group_;
-  std::filesystem::path path_;
-  std::vector<Shard> shards_;  // open if this rank sees the files
   // By rank: no_copy if the rank does not see the files, otherwise the number of the copy that it
   // reads. Hosts without a shared disk have separate copies.
   static constexpr std::int64_t no_copy = 0;
   std::vector<std::int64_t> copies_;
-  std::vector<TensorEntry> entries_;
-  std::vector<std::size_t> shard_of_entry_;
-  std::map<std::string, std::size_t> by_name_;
   std::vector<Stretch> waiting_;  // to be read together
   std::vector<std::byte> staging_;
   std::uint64_t bytes_read_ = 0, bytes_verified_ = 0;

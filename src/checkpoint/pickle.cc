@@ -284,7 +284,7 @@ class PickleMachine {
         put(next<std::uint32_t>());
         return true;
       case 0x94:
-        put(memo_.size() + others_.size());
+        put(memo_.size());
         return true;
       case 'h':
         get(next<std::uint8_t>());
@@ -298,20 +298,12 @@ class PickleMachine {
   }
   void put(std::uint64_t place) {
     need(1);
-    if (memo_.size() + others_.size() >= tree_.most_) fail("the memo holds too many values");
-    if (place < memo_.size()) {
-      memo_[place] = stack_.back();
-    } else if (place == memo_.size()) {
-      others_.erase(place);
-      memo_.push_back(stack_.back());
-    } else {
-      others_[place] = stack_.back();
-    }
+    if (memo_.size() >= tree_.most_) fail("the memo holds too many values");
+    memo_[place] = stack_.back();
   }
   void get(std::uint64_t place) {
-    if (place < memo_.size()) return push(memo_[place]);
-    const auto found = others_.find(place);
-    if (found == others_.end()) fail(formatted("the memo has no value {}", place));
+    const auto found = memo_.find(place);
+    if (found == memo_.end()) fail(formatted("the memo has no value {}", place));
     push(found->second);
   }
 
@@ -320,8 +312,7 @@ class PickleMachine {
   std::size_t at_ = 0;
   std::vector<Ref> stack_;
   std::vector<std::size_t> marks_;
-  std::vector<Ref> memo_;                          // indices from 0, as Python's pickler uses them
-  std::unordered_map<std::uint64_t, Ref> others_;  // any other index
+  std::unordered_map<std::uint64_t, Ref> memo_;  // the cPickle of Python 2 begins at 1
   std::unordered_map<std::string_view, std::size_t> globals_;
 };
 

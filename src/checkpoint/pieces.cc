@@ -16,14 +16,6 @@ std::size_t piece_workers() {
   return static_cast<std::size_t>(std::clamp(at::get_num_threads(), 1, most));
 }
 
-void for_each_piece(
-    std::uint64_t bytes, std::uint64_t most,
-    const std::function<void(std::size_t worker, std::uint64_t begin, std::uint64_t end)>& work) {
-  for_each_piece(std::span(&bytes, 1), most, [&](std::size_t worker, const Piece& piece) {
-    work(worker, piece.begin, piece.end);
-  });
-}
-
 void for_each_piece(std::span<const std::uint64_t> stretches, std::uint64_t most,
                     const std::function<void(std::size_t worker, const Piece& piece)>& work) {
   std::vector<std::uint64_t> ends;  // cumulative number of pieces by stretch

@@ -6,9 +6,9 @@
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/shards.h"
 #include "checkpoint/tensor_source.h"
+#include "comm/kernels/combine.h"
 #include "layout/transfers.h"
 #include "sys/files.h"
-#include "sys/streaming_copy.h"
 
 #include <lockstep/comm/run_on_all_or_fail.h>
 
@@ -25,12 +25,6 @@ namespace lockstep::checkpoint {
 namespace {
 
 constexpr std::size_t alignment = 64;
-
-std::vector<bool> only(const Group& group) {
-  std::vector<bool> wanted(static_cast<std::size_t>(group.size()));
-  wanted[static_cast<std::size_t>(group.rank())] = true;
-  return wanted;
-}
 
 std::size_t bytes_of(const PlannedBox& box, const TensorEntry& of) {
   return static_cast<std::size_t>(layout::numel_of(box.box)) * c10::elementSize(of.dtype);
@@ -63,8 +57,8 @@ class DenseCopies {
     for_each_piece(lengths_, copied_at_once, [&](std::size_t, const Piece& piece) {
       const auto& [to, values] = copies_[piece.stretch];
       const auto* from = static_cast<const std::byte*>(values.const_data_ptr());
-      const std::size_t size = piece.end - piece.begin;
-      sys::streaming_copy({to + piece.begin, size}, {from + piece.begin, size});
+      kernels::copy_bytes(to + piece.begin, from + piece.begin, piece.end - piece.begin,
+                          /*stream=*/true);
     });
     lengths_.clear();
     copies_.clear();
@@ -207,10 +201,9 @@ class PartsWriter {
 
   // Not collective. Plans this rank's boxes and, on rank 0, the boxes that it will receive.
   void plan() {
-    std::vector<bool> wanted(planned_.by_rank().size());
+    std::vector<bool> wanted = only(group_);
     for (std::size_t rank = 0; rank < wanted.size(); ++rank)
-      wanted[rank] = group_.is_root() && sees_[rank] == 0;
-    wanted[static_cast<std::size_t>(group_.rank())] = true;
+      if (group_.is_root() && sees_[rank] == 0) wanted[rank] = true;
     plan_ = plan_writing(planned_.by_rank(), planned_.metadata(), wanted, planned_.sharding());
     for (std::size_t i = 0; i < shards_.size(); ++i) {
       shards_[i].checksums.resize(plan_.shards[i].entries.size());

@@ -34,23 +34,18 @@ void check_state(const std::filesystem::path& file, const TensorEntry& entry,
   }
 }
 
-FilePart random_part(int rank, const at::Tensor& state) {
-  return {.part = {.name = name_of_state(rank),
-                   .tensor = no_elements(state.scalar_type()),
-                   .slice = layout::whole_slice(state.sizes())},
-          .values = [state] { return state; }};
-}
-
 }  // namespace
 
 at::Tensor own_random_state() { return at::detail::getDefaultCPUGenerator().get_state(); }
 
-std::vector<FilePart> random_parts(int rank) { return {random_part(rank, own_random_state())}; }
+std::vector<FilePart> random_parts(int rank) {
+  return {whole_part(name_of_state(rank), own_random_state())};
+}
 
 std::vector<FilePart> random_parts_of_all(const at::Tensor& states) {
   std::vector<FilePart> parts;
   for (std::int64_t rank = 0; rank < states.size(0); ++rank)
-    parts.push_back(random_part(static_cast<int>(rank), states[rank]));
+    parts.push_back(whole_part(name_of_state(static_cast<int>(rank)), states[rank]));
   return parts;
 }
 
@@ -83,10 +78,7 @@ std::vector<FilePart> own_parts(const std::map<std::string, at::Tensor>& own, in
     check(tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_quantized(),
           "SaveOptions::per_rank: {}: expected a dense tensor, found {}", escaped(name),
           tensor.defined() ? tensor.toString() : "an undefined one");
-    parts.push_back({.part = {.name = prefix_of(rank) + name,
-                              .tensor = no_elements(tensor.scalar_type()),
-                              .slice = layout::whole_slice(tensor.sizes())},
-                     .values = [values = tensor.detach()] { return values; }});
+    parts.push_back(whole_part(prefix_of(rank) + name, tensor));
   }
   return parts;
 }

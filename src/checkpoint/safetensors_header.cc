@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "base/escaped.h"
 #include "base/format.h"
-#include "checkpoint/dtype_names.h"
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"
 
@@ -11,12 +10,50 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <set>
 #include <utility>
 
 namespace lockstep::checkpoint {
 namespace {
+
+constexpr std::array<DtypeName, 17> all_dtype_names{{
+    {"BOOL", c10::ScalarType::Bool},
+    {"U8", c10::ScalarType::Byte},
+    {"I8", c10::ScalarType::Char},
+    {"I16", c10::ScalarType::Short},
+    {"U16", c10::ScalarType::UInt16},
+    {"I32", c10::ScalarType::Int},
+    {"U32", c10::ScalarType::UInt32},
+    {"I64", c10::ScalarType::Long},
+    {"U64", c10::ScalarType::UInt64},
+    {"F8_E4M3", c10::ScalarType::Float8_e4m3fn},
+    {"F8_E5M2", c10::ScalarType::Float8_e5m2},
+    {"F8_E8M0", c10::ScalarType::Float8_e8m0fnu},
+    {"F16", c10::ScalarType::Half},
+    {"BF16", c10::ScalarType::BFloat16},
+    {"F32", c10::ScalarType::Float},
+    {"F64", c10::ScalarType::Double},
+    {"C64", c10::ScalarType::ComplexFloat},
+}};
+
+}  // namespace
+
+std::span<const DtypeName> dtype_names() { return all_dtype_names; }
+
+std::string_view name_of(c10::ScalarType dtype) {
+  const auto row = std::ranges::find(all_dtype_names, dtype, &DtypeName::dtype);
+  check(row != all_dtype_names.end(), "safetensors has no name for dtype {}", c10::toString(dtype));
+  return row->name;
+}
+
+namespace {
+
+std::optional<c10::ScalarType> dtype_of(std::string_view name) {
+  const auto row = std::ranges::find(all_dtype_names, name, &DtypeName::name);
+  return row == all_dtype_names.end() ? std::nullopt : std::optional(row->dtype);
+}
 
 void check_utf8(const std::string& text) {
   check(is_utf8(text), "write_safetensors: names and metadata must be UTF-8, found '{}'",

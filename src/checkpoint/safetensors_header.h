@@ -33,6 +33,16 @@ struct TensorEntry {
 // be allocated.
 [[nodiscard]] at::Tensor new_tensor(const TensorEntry& entry);
 
+// The dtype names of the format.
+struct DtypeName {
+  std::string_view name;
+  c10::ScalarType dtype;
+};
+
+[[nodiscard]] std::span<const DtypeName> dtype_names();
+// Throws InvalidArgument for a dtype without a name.
+[[nodiscard]] std::string_view name_of(c10::ScalarType dtype);
+
 struct SafetensorsHeader {
   std::vector<TensorEntry> entries;  // in the order of their bytes
   std::map<std::string, std::string> metadata;

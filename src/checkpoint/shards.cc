@@ -1,10 +1,10 @@
 #include "checkpoint/shards.h"
 
-#include "base/check.h"
 #include "base/escaped.h"
 #include "base/format.h"
 #include "checkpoint/folders.h"
 #include "sys/bounded_json.h"
+#include "sys/files.h"
 #include "sys/plain_file.h"
 
 #include <set>
@@ -39,6 +39,8 @@ bool has_index(const fs::path& path) {
   std::error_code unknown;  // opening the file will report the error
   return !fs::exists(path, unknown) && fs::exists(index_path(path), unknown);
 }
+
+bool has_tensors(const fs::path& path) { return sys::exists(path) || has_index(path); }
 
 std::string index_text(const WeightMap& map, std::uint64_t bytes) {
   nlohmann::ordered_json files = nlohmann::ordered_json::object();
@@ -87,28 +89,6 @@ std::vector<fs::path> files_of(const WeightMap& map, const fs::path& index) {
   std::vector<fs::path> paths;
   for (const std::string& name : names) paths.push_back(index.parent_path() / name);
   return paths;
-}
-
-void check_indexed(const WeightMap& map, const fs::path& index,
-                   std::span<const SafetensorsHeader> shards, std::span<const fs::path> paths) {
-  std::size_t found = 0;
-  for (std::size_t i = 0; i < shards.size(); ++i)
-    for (const TensorEntry& entry : shards[i].entries) {
-      const auto named = map.find(entry.name);
-      check_input(named != map.end(), "{}: {} has the tensor '{}', which the index does not name",
-                  index.string(), paths[i].filename().string(), escaped(entry.name));
-      check_input(named->second == paths[i].filename().string(),
-                  "{}: weight_map.{}: expected {}, which has it, found {}", index.string(),
-                  escaped(entry.name), paths[i].filename().string(), escaped(named->second, 200));
-      ++found;
-    }
-  if (found == map.size()) return;
-  std::set<std::string_view> there;
-  for (const SafetensorsHeader& shard : shards)
-    for (const TensorEntry& entry : shard.entries) there.insert(entry.name);
-  for (const auto& [name, file] : map)
-    check_input(there.contains(name), "{}: tensor '{}' is not in {}", index.string(), escaped(name),
-                escaped(file, 200));
 }
 
 }  // namespace lockstep::checkpoint

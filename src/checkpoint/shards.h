@@ -32,6 +32,8 @@ inline constexpr const char* index_end = ".index.json";
 [[nodiscard]] std::filesystem::path index_path(const std::filesystem::path& path);
 // Returns true if there is an index and no file `path`.
 [[nodiscard]] bool has_index(const std::filesystem::path& path);
+// Returns true if there is a file `path` or an index.
+[[nodiscard]] bool has_tensors(const std::filesystem::path& path);
 
 // Maps each tensor to the name of a file beside the index.
 using WeightMap = std::map<std::string, std::string>;
@@ -48,10 +50,5 @@ using WeightMap = std::map<std::string, std::string>;
 // Returns the files that the index names, each once, sorted by name.
 [[nodiscard]] std::vector<std::filesystem::path> files_of(const WeightMap& map,
                                                           const std::filesystem::path& index);
-
-// Throws BadInput unless the shards have exactly the tensors of the index, each in the given file.
-void check_indexed(const WeightMap& map, const std::filesystem::path& index,
-                   std::span<const SafetensorsHeader> shards,
-                   std::span<const std::filesystem::path> paths);
 
 }  // namespace lockstep::checkpoint

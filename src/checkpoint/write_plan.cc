@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "base/escaped.h"
-#include "checkpoint/dtype_names.h"
 #include "layout/transfers.h"
 
 #include <algorithm>

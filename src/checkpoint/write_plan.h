@@ -42,6 +42,13 @@ struct WritePlan {
                                      const Metadata& metadata, const std::vector<bool>& wanted,
                                      const Sharding& sharding = {});
 
+// Returns the `wanted` of a rank that needs its own boxes.
+[[nodiscard]] inline std::vector<bool> only(const Group& group) {
+  std::vector<bool> wanted(static_cast<std::size_t>(group.size()));
+  wanted[static_cast<std::size_t>(group.rank())] = true;
+  return wanted;
+}
+
 // Finds equal slices of one tensor without pairwise comparison: 1,000 ranks may have as many slices
 // of each tensor.
 

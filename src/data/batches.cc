@@ -13,6 +13,13 @@ c10::impl::VirtualGuardImpl guard_of(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type());
 }
 
+// Returns true for a tensor in pinned memory that this reference does not own alone, such as a
+// buffer into which a task reads each of its batches.
+bool is_shared_pinned(const at::Tensor& tensor) {
+  return tensor.is_cpu() && (tensor.use_count() > 1 || tensor.storage().use_count() > 1) &&
+         tensor.is_pinned();
+}
+
 }  // namespace
 
 void Arrival::wait() const {
@@ -48,11 +55,13 @@ Arrival DeviceCopies::begin(std::span<at::Tensor* const> tensors) const {
   Arrival arrival;
   for (at::Tensor* tensor : tensors) {
     if (!tensor->defined()) continue;
+    const bool may_change = is_shared_pinned(*tensor);
     pin(*tensor);
     if (!stream_ || tensor->device() == stream_->device()) continue;
     // The allocator of pinned memory keeps a block until the copies that use it have ended. Memory
-    // that is not pinned could change before the device reads it.
-    *tensor = tensor->to(stream_->device(), tensor->scalar_type(), /*non_blocking=*/pins_);
+    // that is not pinned, or that something else holds, could change before the device reads it.
+    *tensor =
+        tensor->to(stream_->device(), tensor->scalar_type(), /*non_blocking=*/pins_ && !may_change);
     arrival.tensors_.push_back(*tensor);
   }
   if (arrival.tensors_.empty()) return arrival;

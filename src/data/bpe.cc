@@ -6,6 +6,7 @@
 #include "data/gpt2_words.h"
 #include "data/utf8.h"
 #include "sys/bounded_json.h"
+#include "sys/files.h"
 #include "sys/plain_file.h"
 
 #include <ATen/ops/empty.h>
@@ -91,16 +92,19 @@ std::optional<std::string> bytes_of(std::string_view token) {
   return found;
 }
 
+nlohmann::json json_of(const fs::path& file) {
+  try {
+    return sys::parse_json(content_of(file));
+  } catch (const sys::NotJson& error) {
+    throw BadInput(formatted("reading {}: expected JSON, found: {}", file.string(), error.what()));
+  }
+}
+
 void read_vocabulary(const fs::path& file, BpeTables& tables) {
   auto fail = [&](const std::string& problem) {
     throw BadInput(formatted("reading {}: {}", file.string(), problem));
   };
-  nlohmann::json json;
-  try {
-    json = sys::parse_json(content_of(file));
-  } catch (const sys::NotJson& error) {
-    fail(formatted("expected a JSON object of tokens and numbers, found: {}", error.what()));
-  }
+  const nlohmann::json json = json_of(file);
   if (!json.is_object() || json.empty()) fail("expected a JSON object of tokens and numbers");
   const auto count = static_cast<std::int64_t>(json.size());
   tables.bytes.resize(json.size());
@@ -130,14 +134,6 @@ void read_vocabulary(const fs::path& file, BpeTables& tables) {
   }
 }
 
-nlohmann::json json_of(const fs::path& file) {
-  try {
-    return sys::parse_json(content_of(file));
-  } catch (const sys::NotJson& error) {
-    throw BadInput(formatted("reading {}: expected JSON, found: {}", file.string(), error.what()));
-  }
-}
-
 [[noreturn]] void refuse_words(const fs::path& file, const std::string& found) {
   throw BadInput(
       formatted("reading {}: expected a tokenizer with GPT-2's words, found {}; if the vocabulary "
@@ -159,7 +155,7 @@ bool flag_at(const nlohmann::json& object, const char* key, bool otherwise) {
 
 // Returns the JSON object in a file; an empty object if the file does not exist.
 nlohmann::json object_of(const fs::path& file) {
-  if (!fs::exists(file)) return nlohmann::json::object();
+  if (!sys::exists(file)) return nlohmann::json::object();
   nlohmann::json json = json_of(file);
   return json.is_object() ? json : nlohmann::json::object();
 }
@@ -197,7 +193,7 @@ bool is_among(const std::array<std::string_view, size>& names, std::string_view 
 // order: tokenizer.json, tokenizer_class of tokenizer_config.json, tokenizer_class of config.json,
 // model_type of config.json.
 void check_has_gpt2_words(const fs::path& folder) {
-  if (const fs::path file = folder / "tokenizer.json"; fs::exists(file))
+  if (const fs::path file = folder / "tokenizer.json"; sys::exists(file))
     return check_tokenizer(file);
   const fs::path tokenizer = folder / "tokenizer_config.json", model = folder / "config.json";
   const nlohmann::json of_tokenizer = object_of(tokenizer), of_model = object_of(model);
@@ -264,7 +260,7 @@ class MergeReader {
       fail(formatted("'{}{}', which the merge makes, is not a token of the vocabulary",
                      escaped(left), escaped(right)));
     const std::string& bytes = tables_.bytes[static_cast<std::size_t>(result->second)];
-    if (!is_within_gpt2_word(bytes))
+    if (!is_within_gpt2_word(bytes, file_.string()))
       fail(
           formatted("'{}' cannot occur in a word of GPT-2: these tables were made for another word "
                     "pattern, which is not supported",

@@ -30,31 +30,22 @@ std::string message_of(int error) {
   return reinterpret_cast<const char*>(text.data());
 }
 
-const pcre2_code* compiled_pattern() {
+const pcre2_code* compiled_pattern(std::string_view source) {
   using Code = std::unique_ptr<pcre2_code, decltype(&pcre2_code_free)>;
-  static const Code code = [] {
+  static const Code code = [source] {
     int error = 0;
     std::size_t offset = 0;
     Code made(pcre2_compile(units(pattern), pattern.size(), PCRE2_UTF | PCRE2_UCP, &error, &offset,
                             nullptr),
               pcre2_code_free);
-    check_input(made != nullptr, "compiling GPT-2's pattern of words with PCRE2: {}",
+    check_input(made != nullptr,
+                "reading {}: PCRE2 cannot compile the pattern of GPT-2's words: {}", source,
                 message_of(error));
     // If this fails, pcre2_match() interprets the pattern.
     pcre2_jit_compile(made.get(), PCRE2_JIT_COMPLETE);
     return made;
   }();
   return code.get();
-}
-
-void check_utf8(std::string_view text, std::string_view source) {
-  for (std::size_t offset = 0; offset < text.size();) {
-    const std::optional<Character> one = first_character(text.substr(offset));
-    if (!one)
-      throw BadInput(formatted("reading {}: expected UTF-8 text, found an invalid byte at {}",
-                               source, position(text, offset)));
-    offset += one->bytes;
-  }
 }
 
 // Returns true for the first half of a contraction, such as "'r" of "'re": a merge may make it, but
@@ -71,8 +62,8 @@ struct Gpt2Words::Match {
 };
 
 Gpt2Words::Gpt2Words(std::string_view text, std::string_view source)
-    : text_(text), match_(std::make_unique<Match>()) {
-  check_utf8(text, source);
+    : text_(text), source_(source), match_(std::make_unique<Match>()) {
+  for_each_character(text, source, [](char32_t, std::size_t) {});  // throws
 }
 
 Gpt2Words::~Gpt2Words() = default;
@@ -81,19 +72,21 @@ std::string_view Gpt2Words::next() {
   if (offset_ == text_.size()) return {};
   // The text is known to be UTF-8. Otherwise PCRE2 would check the whole rest of the text for each
   // word.
-  const int count = pcre2_match(compiled_pattern(), units(text_), text_.size(), offset_,
+  const int count = pcre2_match(compiled_pattern(source_), units(text_), text_.size(), offset_,
                                 PCRE2_NO_UTF_CHECK, match_->data.get(), nullptr);
-  check_input(count > 0, "splitting a text into words with PCRE2: {}", message_of(count));
+  if (count <= 0)
+    throw BadInput(formatted("reading {}: PCRE2 cannot split the text into words at {}: {}",
+                             source_, position(text_, offset_), message_of(count)));
   const std::size_t begin = offset_;
   offset_ = pcre2_get_ovector_pointer(match_->data.get())[1];
   return text_.substr(begin, offset_ - begin);
 }
 
-bool is_within_gpt2_word(std::string_view bytes) {
+bool is_within_gpt2_word(std::string_view bytes, std::string_view source) {
   const bool is_ascii = std::ranges::all_of(
       bytes, [](char letter) { return static_cast<unsigned char>(letter) < 0x80; });
   return !is_ascii || is_begin_of_contraction(bytes) ||
-         Gpt2Words(bytes, "token").next().size() == bytes.size();
+         Gpt2Words(bytes, source).next().size() == bytes.size();
 }
 
 }  // namespace lockstep::data

@@ -51,6 +51,21 @@ std::size_t GzipReader::read(std::span<std::byte> bytes) {
   return total;
 }
 
+std::vector<std::byte> GzipReader::read_rest(std::size_t most) {
+  constexpr std::size_t piece = 1 << 22;
+  std::vector<std::byte> bytes;
+  while (bytes.size() < most) {
+    const std::size_t before = bytes.size();
+    // A quarter, because both growing the vector and making a tensor copy the data.
+    sys::check_fits_memory(file_, before + piece, 0.25);
+    bytes.resize(before + std::min(piece, most - before));
+    const std::size_t found = read(std::span(bytes).subspan(before));
+    bytes.resize(before + found);
+    if (found == 0) break;
+  }
+  return bytes;
+}
+
 void GzipReader::refuse(int error, const std::string& message) const {
   const std::size_t end = message.find(">: ");  // zlib begins its messages with "<fd:3>: "
   const std::string cause = error == Z_ERRNO ? std::generic_category().message(errno)
@@ -106,25 +121,12 @@ std::int64_t byte_count(const GzipReader& reader, const std::vector<std::int64_t
   return std::ranges::count(sizes, 0) > 0 ? 0 : count;
 }
 
-// Reads in pieces, so that a header with sizes that exceed the file costs no memory.
 std::vector<std::byte> read_elements(GzipReader& reader, std::int64_t expected) {
-  constexpr std::int64_t piece = 1 << 22;
-  std::vector<std::byte> bytes;
-  while (static_cast<std::int64_t>(bytes.size()) < expected) {
-    const std::size_t before = bytes.size();
-    // Allows a quarter of the memory, because both growing the vector and making the tensor copy
-    // the data. Checked per piece, because a few bytes may decompress to terabytes.
-    sys::check_fits_memory(reader.file(), before + piece, 0.25);
-    bytes.resize(before + static_cast<std::size_t>(
-                              std::min(piece, expected - static_cast<std::int64_t>(before))));
-    const std::size_t wanted = bytes.size() - before;
-    const std::size_t found = reader.read(std::span(bytes).subspan(before));
-    if (found < wanted)
-      refuse(reader, c10::str(expected, " bytes of elements"),
-             c10::str(before + found, " (truncated)"));
-  }
-  std::array<std::byte, 1> more{};
-  if (reader.read(more) > 0) refuse(reader, c10::str(expected, " bytes of elements"), "more");
+  std::vector<std::byte> bytes = reader.read_rest(static_cast<std::size_t>(expected) + 1);
+  const std::int64_t found = std::ssize(bytes);
+  if (found != expected)
+    refuse(reader, c10::str(expected, " bytes of elements"),
+           found > expected ? "more" : c10::str(found, " (truncated)"));
   return bytes;
 }
 

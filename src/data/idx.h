@@ -14,6 +14,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 struct gzFile_s;
 
@@ -37,6 +38,9 @@ class GzipReader {
   // Fills `bytes`; returns the number of bytes read, which is smaller than requested only at the
   // end of the file. Throws BadInput if the compressed stream is damaged or truncated.
   std::size_t read(std::span<std::byte> bytes);
+  // Reads at most `most` bytes, up to the end of the file. Throws BadInput if they do not fit into
+  // a quarter of the memory: a few compressed bytes may be terabytes.
+  [[nodiscard]] std::vector<std::byte> read_rest(std::size_t most);
 
   [[nodiscard]] const std::filesystem::path& file() const { return file_; }
 

@@ -3,14 +3,13 @@
 #include "base/check.h"
 #include "data/idx.h"
 #include "data/index_tensor.h"
-#include "sys/plain_file.h"
+#include "sys/files.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
-#include <array>
 #include <cstring>
-#include <span>
+#include <limits>
 #include <string>
 
 namespace lockstep::data {
@@ -60,7 +59,7 @@ namespace fs = std::filesystem;
 // Returns the file, plain or compressed, if there is one.
 std::optional<fs::path> find(const fs::path& folder, const std::string& name) {
   for (const std::string& candidate : {name, name + ".gz"})
-    if (fs::exists(folder / candidate)) return folder / candidate;
+    if (sys::exists(folder / candidate)) return folder / candidate;
   return std::nullopt;
 }
 
@@ -125,19 +124,10 @@ std::vector<fs::path> files_of(const fs::path& folder, CifarPart part) {
   return files;
 }
 
-// Returns uint8 [records, 3073]. Grows the result with the data, because a few bytes may decompress
-// to terabytes.
+// Returns uint8 [records, 3073].
 at::Tensor records_of(const fs::path& file) {
-  GzipReader reader(file);
-  constexpr std::size_t piece = static_cast<std::size_t>(record) * 1024;
-  std::vector<std::byte> bytes;
-  for (std::size_t found = piece; found == piece;) {
-    const std::size_t before = bytes.size();
-    sys::check_fits_memory(file, before + piece, 0.25);
-    bytes.resize(before + piece);
-    found = reader.read(std::span(bytes).subspan(before));
-    bytes.resize(before + found);
-  }
+  const std::vector<std::byte> bytes =
+      GzipReader(file).read_rest(std::numeric_limits<std::size_t>::max());
   const auto size = static_cast<std::int64_t>(bytes.size());
   check_input(size > 0 && size % record == 0,
               "reading {}: expected records of {} bytes, found {} bytes", file.string(), record,

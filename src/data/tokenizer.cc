@@ -20,19 +20,6 @@ namespace {
 constexpr std::string_view bytes_text = "bytes";
 constexpr std::string_view characters_text = "characters:";
 
-// Calls take(character, offset) for each character of `text`.
-template <class Take>
-void for_each_character(std::string_view text, std::string_view source, Take take) {
-  for (std::size_t offset = 0; offset < text.size();) {
-    const auto character = first_character(text.substr(offset));
-    if (!character)
-      throw BadInput(formatted("reading {}: expected UTF-8 text, found an invalid byte at {}",
-                               source, position(text, offset)));
-    take(character->code_point, offset);
-    offset += character->bytes;
-  }
-}
-
 template <class Token>
 at::Tensor to_tensor(const std::vector<Token>& tokens, at::ScalarType type) {
   at::Tensor tensor = at::empty(static_cast<std::int64_t>(tokens.size()), type);

@@ -3,6 +3,9 @@
 #pragma once
 
 #include "base/escaped.h"
+#include "base/format.h"
+
+#include <lockstep/base/error.h>
 
 #include <cstddef>
 #include <string>
@@ -19,6 +22,20 @@ namespace lockstep::data {
 // Returns the position of the byte at `offset` for messages: "offset 123 (line 3, column 7)";
 // columns count characters.
 [[nodiscard]] std::string position(std::string_view text, std::size_t offset);
+
+// Calls take(character, offset) for each character of `text`. Throws BadInput, which begins with
+// "reading SOURCE", if the text is not UTF-8.
+template <class Take>
+void for_each_character(std::string_view text, std::string_view source, Take take) {
+  for (std::size_t offset = 0; offset < text.size();) {
+    const auto character = first_character(text.substr(offset));
+    if (!character)
+      throw BadInput(formatted("reading {}: expected UTF-8 text, found an invalid byte at {}",
+                               source, position(text, offset)));
+    take(character->code_point, offset);
+    offset += character->bytes;
+  }
+}
 
 // Converts text that arrives byte by byte to whole characters. The output is always valid UTF-8:
 // invalid bytes become U+FFFD, one per longest prefix of a character, as with Python's

@@ -67,16 +67,15 @@ LazyStorage::LazyStorage(std::int64_t bytes, c10::Device device, std::weak_ptr<S
                          std::shared_ptr<const StorageRecord> record)
     : storage_(
           c10::make_intrusive<LazyStorageImpl>(bytes, device, std::move(owner), std::move(record))),
-      device_(device),
       key_(key),
       released_(std::move(released)) {
   detach();
 }
 
-at::Tensor LazyStorage::place(c10::ScalarType dtype, std::int64_t offset, at::IntArrayRef sizes,
-                              at::IntArrayRef strides) const {
-  auto keys = c10::DispatchKeySet(c10::computeDispatchKey(dtype, at::kStrided, device_)).add(key_);
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage_), keys,
+at::Tensor place_in(const c10::Storage& storage, c10::ScalarType dtype, std::int64_t offset,
+                    at::IntArrayRef sizes, at::IntArrayRef strides, c10::DispatchKeySet more) {
+  const auto keys = more.add(c10::computeDispatchKey(dtype, at::kStrided, storage.device()));
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys,
                                                                c10::scalarTypeToTypeMeta(dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
   return tensor;
@@ -219,6 +218,12 @@ void bring_memory(Call& call) {
 std::shared_ptr<ValueSource> source_of(const at::Tensor& tensor) {
   if (!tensor.defined() || has_memory(tensor)) return nullptr;
   return std::dynamic_pointer_cast<ValueSource>(owner_of(*tensor.unsafeGetTensorImpl()));
+}
+
+bool has_gradient(const at::Tensor& tensor) {
+  const at::Tensor& gradient = tensor.grad();
+  if (!gradient.defined() || !is_lazy(gradient)) return gradient.defined();
+  return has_memory(gradient) || source_of(gradient) != nullptr;
 }
 
 void bring(const at::Tensor& tensor, const char* operation, bool writes) {

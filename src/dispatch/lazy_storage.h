@@ -11,7 +11,7 @@
 #include "dispatch/call.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/DispatchKey.h>
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/Storage.h>
 
 #include <cstdint>
@@ -49,6 +49,12 @@ class StorageRecord {
   virtual ~StorageRecord() = default;
 };
 
+// Returns a tensor at a place in a storage, with the keys of its dtype and device and `more` keys.
+// Offset and strides are in elements.
+[[nodiscard]] at::Tensor place_in(const c10::Storage& storage, c10::ScalarType dtype,
+                                  std::int64_t offset, at::IntArrayRef sizes,
+                                  at::IntArrayRef strides, c10::DispatchKeySet more = {});
+
 class LazyStorage {
  public:
   // Initially released. `released` is the error text of a read while it is released. The owner may
@@ -60,7 +66,9 @@ class LazyStorage {
 
   // Returns a tensor in the storage. Offset and strides are in elements.
   [[nodiscard]] at::Tensor place(c10::ScalarType dtype, std::int64_t offset, at::IntArrayRef sizes,
-                                 at::IntArrayRef strides) const;
+                                 at::IntArrayRef strides) const {
+    return place_in(storage_, dtype, offset, sizes, strides, c10::DispatchKeySet(key_));
+  }
 
   // Attaches the memory of `buffer`, which must be large enough, and keeps it alive.
   void attach(const at::Tensor& buffer);
@@ -79,7 +87,6 @@ class LazyStorage {
 
  private:
   c10::Storage storage_;
-  c10::Device device_;
   c10::DispatchKey key_;
   std::string released_;
 };
@@ -132,6 +139,8 @@ class ValueSource : public StorageOwner {
 
 // Returns null if `tensor` is not lazy, has its memory, or has another kind of owner.
 [[nodiscard]] std::shared_ptr<ValueSource> source_of(const at::Tensor& tensor);
+// Returns true for a tensor with a gradient that has values, or a source of them.
+[[nodiscard]] bool has_gradient(const at::Tensor& tensor);
 
 // Provides memory for kernels that read or write it past the dispatcher: asks the owner of a lazy
 // tensor, as an operation would. Afterwards the memory is present only if the owner keeps it

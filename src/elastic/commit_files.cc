@@ -78,12 +78,6 @@ bool are_alike(const FilePart& file, const Part& part) {
          file.part.kind == part.kind && file.dtype() == part.tensor.scalar_type();
 }
 
-std::vector<bool> only(const Group& group) {
-  std::vector<bool> wanted(static_cast<std::size_t>(group.size()));
-  wanted[static_cast<std::size_t>(group.rank())] = true;
-  return wanted;
-}
-
 // A rank may have several parts of one tensor, for example of a fused weight under tensor
 // parallelism.
 std::size_t part_with(const std::vector<Part>& parts, const std::string& name,
@@ -123,12 +117,10 @@ SharedFile SharedFile::open(const fs::path& path) {
 }
 
 SharedFile::SharedFile(const sys::FileDescriptor& file, fs::path path, std::size_t bytes)
-    : data_(mapped(file, path, bytes), Unmap{bytes}), path_(std::move(path)) {
+    : data_(mapped(file, path, bytes), sys::Unmap{bytes}), path_(std::move(path)) {
   struct stat found {};
   if (::fstat(file.get(), &found) == 0) inode_ = found.st_ino;
 }
-
-void Unmap::operator()(std::byte* data) const { ::munmap(data, bytes); }
 
 bool SharedFile::is_intact() const {
   struct stat found {};
@@ -205,7 +197,7 @@ CommitFile::CommitFile(std::string name, Group& group, const std::vector<FilePar
     : name_(std::move(name)), parts_(checkpoint::parts_of(parts)) {
   const auto by_rank = parallel::exchange_parts(group, parts_);
   run_on_all_or_fail(group, [&] {
-    plan_ = checkpoint::plan_writing(by_rank, {}, only(group), {.files = 1});
+    plan_ = checkpoint::plan_writing(by_rank, {}, checkpoint::only(group), {.files = 1});
     checkpoint::SafetensorsHeader& header = plan_.shards.front();
     // A file that is rewritten in each step has no checksums: its data passes through memory only.
     header.metadata = checkpoint::without_checksums(std::move(header.metadata));

@@ -32,12 +32,6 @@
 
 namespace lockstep {
 
-// Unmaps memory of `bytes` bytes.
-struct Unmap {
-  std::size_t bytes = 0;
-  void operator()(std::byte* data) const;
-};
-
 // Shared memory: a file that several processes map and write. Its space is reserved at creation, so
 // that a full disk causes an error then, and no SIGBUS later.
 class SharedFile {
@@ -56,7 +50,7 @@ class SharedFile {
  private:
   SharedFile(const sys::FileDescriptor& file, std::filesystem::path path, std::size_t bytes);
 
-  std::unique_ptr<std::byte, Unmap> data_;
+  sys::MappedMemory data_;
   std::filesystem::path path_;
   std::uint64_t inode_ = 0;
 };

@@ -9,6 +9,8 @@
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
 #include "checkpoint/rank_tensors.h"
+#include "sys/files.h"
+#include "sys/plain_file.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/error.h>
@@ -40,12 +42,10 @@ constexpr CallOptions commit_call{.tag = "commit"};
 
 std::vector<FilePart> own_parts(const checkpoint::NamedTensors& tensors) {
   std::vector<FilePart> parts;
-  for (const auto& [name, tensor] : tensors)
-    parts.push_back({.part = {.name = name,
-                              .tensor = checkpoint::no_elements(tensor.scalar_type()),
-                              .slice = layout::whole_slice(tensor.sizes()),
-                              .kind = PartKind::buffer},
-                     .values = [tensor = tensor] { return tensor; }});
+  for (const auto& [name, tensor] : tensors) {
+    parts.push_back(checkpoint::whole_part(name, tensor));
+    parts.back().part.kind = PartKind::buffer;
+  }
   return parts;
 }
 
@@ -89,9 +89,8 @@ struct SentFile {
 
 std::string text_of(const fs::path& folder) {
   std::string text;
-  for (const auto& entry : fs::directory_iterator(folder))
-    if (entry.is_regular_file())
-      text += formatted("{} {}\n", entry.file_size(), entry.path().filename().string());
+  for (const fs::path& file : sys::entries_in(folder))
+    text += formatted("{} {}\n", sys::PlainFile(file).size(), file.filename().string());
   return text;
 }
 
@@ -127,8 +126,8 @@ fs::path transferred(Group& group, int holder, const fs::path& from, const fs::p
   run_on_all_or_fail(group, [&] {
     if (group.is_root()) {
       if (folder.empty()) throw SystemError("keeping commits on the host of rank 0", ENOMEM);
-      fs::remove_all(to);
-      fs::create_directories(to);
+      sys::remove_all(to);
+      sys::make_directories(to);
     }
     for (std::size_t i = 0; i < files.size(); ++i) {
       if (group.is_root())
@@ -277,7 +276,7 @@ void Commits::plan(const Parts& parts) {
     if (!local_.is_root()) return;
     // The newest commit of an older generation stays until this generation has a whole one.
     remove_but(folder_, newest_commit(folder_));
-    fs::create_directories(generation_);
+    sys::make_directories(generation_);
     control_ = CommitControl::make(generation_, local_.size());
   });
   run_on_all_or_fail(local_, [&] {
@@ -300,7 +299,7 @@ void Commits::make_buffer(int buffer) {
 }
 
 void Commits::make_files(int buffer, const fs::path& in) {
-  fs::create_directories(in);
+  sys::make_directories(in);
   for (CommitFile& file : files_)
     if (file.is_wanted()) file.make(buffer, in);
   text_[static_cast<std::size_t>(buffer)] =

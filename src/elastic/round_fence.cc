@@ -22,7 +22,7 @@ std::string text_of(const RoundOfRun& of) { return formatted("{} {}\n", of.run, 
 
 // Returns the content of the file, or std::nullopt if the file is missing or invalid.
 std::optional<RoundOfRun> round_in(const fs::path& file) {
-  if (!fs::exists(file)) return std::nullopt;
+  if (!sys::exists(file)) return std::nullopt;
   const std::string text = sys::read_plain_file(file, most_bytes);
   const std::size_t blank = text.rfind(' ');
   if (blank == std::string::npos || !text.ends_with('\n')) return std::nullopt;

@@ -146,7 +146,7 @@ struct SlotGradients::State {
         at::zeros({layout.length()}, parameters.front().options().requires_grad(false));
     std::vector<at::Tensor> gradients;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const bool is_there = sharded::has_gradient(parameters[i]);
+      const bool is_there = dispatch::has_gradient(parameters[i]);
       at::Tensor gradient = std::exchange(parameters[i].mutable_grad(), at::Tensor());
       if (!is_there) gradient.reset();
       gradients.push_back(gradient);

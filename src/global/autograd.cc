@@ -16,6 +16,7 @@
 #include <ATen/ops/nanquantile_native.h>
 #include <ATen/ops/one_hot_native.h>
 #include <ATen/ops/quantile_native.h>
+#include <c10/util/strides.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -60,7 +61,7 @@ PlacementList of_gradient(PlacementList placements) {
 // Returns a spec with row-major strides. The strides of `local` are not used, because they may
 // differ between ranks: a shard with one element in a dim has arbitrary strides there.
 SpecPtr with(const Spec& spec, const PlacementList& placements, const at::Tensor& local) {
-  return spec.context->spec(placements, spec.sizes, row_major_strides(spec.sizes),
+  return spec.context->spec(placements, spec.sizes, c10::contiguous_strides(spec.sizes),
                             local.scalar_type(), local.device());
 }
 
@@ -158,9 +159,9 @@ struct Distribute : Function<Distribute> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const Mesh& mesh,
                             const PlacementList& placements) {
     MeshContext& mesh_context = MeshContext::of(mesh);
-    SpecPtr all =
-        mesh_context.spec(mesh_context.replicated(), tensor.sizes(),
-                          row_major_strides(tensor.sizes()), tensor.scalar_type(), tensor.device());
+    SpecPtr all = mesh_context.spec(mesh_context.replicated(), tensor.sizes(),
+                                    c10::contiguous_strides(tensor.sizes()), tensor.scalar_type(),
+                                    tensor.device());
     remember(context, mesh, all);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     at::Tensor whole = values_of_first(tensor, *all);

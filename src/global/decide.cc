@@ -4,11 +4,13 @@
 #include "base/log.h"
 #include "global/choose.h"
 #include "global/convert.h"
+#include "global/rules/dims.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <set>
@@ -108,15 +110,6 @@ void log_once(const Operation& operation) {
   if (known.insert(operation.name).second)
     log::warning("{}: there is no rule for it on global tensors, its arguments are replicated; {}",
                  operation.name, how_to_register(operation.name));
-}
-
-// Returns a rule that replicates all arguments and results; the operation determines the sizes of
-// results.
-Rule replicate_all(const RuleCall& call) {
-  Rule rule;
-  for (std::size_t i = 0; i < call.size(); ++i)
-    rule.operands.emplace_back(call.sizes(i).size(), Rule::whole);
-  return rule;
 }
 
 std::vector<std::int64_t> local_of(at::IntArrayRef sizes, const PlacementList& placements,
@@ -246,7 +239,8 @@ DecisionPtr decide(const c10::OperatorHandle& handle, const Operation& operation
   if (operation.for_each_element) {
     outcome = choose_for_elements(operation, call, whole, context);
   } else {
-    rule = is_known ? operation.rule(call) : replicate_all(call);
+    // Without a rule, the operation determines the sizes of its results.
+    rule = is_known ? operation.rule(call) : all_whole(call);
     check_rule(rule, call);
     keep_linear_sets(rule, call, whole, 0, whole ? whole->size() : 0);
     outcome = choose_for_all(operation, rule, call, context);
@@ -332,14 +326,14 @@ std::vector<Dims> strides_of_results(const c10::OperatorHandle& handle, const De
       continue;
     }
     if (!are_there || !(*whole)[i].defined()) {
-      all.push_back(row_major_strides(sizes));
+      all.push_back(c10::contiguous_strides(sizes));
       continue;
     }
     const at::Tensor& meta = (*whole)[i];
     // For tensors without elements, LibTorch's meta kernels return other sizes than its real
     // kernels.
     if (meta.numel() == 0 && meta.sizes() != at::IntArrayRef(sizes)) {
-      all.push_back(row_major_strides(sizes));
+      all.push_back(c10::contiguous_strides(sizes));
       continue;
     }
     check(meta.sizes() == at::IntArrayRef(sizes),

@@ -22,6 +22,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/strides.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -60,7 +61,6 @@ struct ChunkedLoss {
     at::Tensor weight;   // the gradient of weight is at least float32
     double divisor = 1;  // the caller must divide the gradients by it
   };
-  [[nodiscard]] Result run() const;
 };
 
 class ChunkedRun {
@@ -171,8 +171,6 @@ class ChunkedRun {
   ChunkedLoss::Result result_;
 };
 
-ChunkedLoss::Result ChunkedLoss::run() const { return ChunkedRun(*this).run(); }
-
 // The layout of the three tensors on a mesh: axes that shard classes, and axes that shard rows.
 struct Layout {
   explicit Layout(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target) {
@@ -227,7 +225,7 @@ struct Layout {
   [[nodiscard]] at::Tensor made_global(at::Tensor values, at::IntArrayRef sizes,
                                        const PlacementList& placements) const {
     if (context == nullptr) return values;
-    const SpecPtr spec = context->spec(placements, sizes, global::row_major_strides(sizes),
+    const SpecPtr spec = context->spec(placements, sizes, c10::contiguous_strides(sizes),
                                        values.scalar_type(), values.device());
     return global::wrap(std::move(values), spec, one->mesh);
   }
@@ -304,7 +302,7 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
   // abort the groups.
   static ChunkedLoss::Result run(const ChunkedLoss& loss, const Layout& layout) {
     try {
-      return loss.run();
+      return ChunkedRun(loss).run();
     } catch (const std::exception& error) {
       if (layout.context != nullptr) layout.context->end_groups("linear_cross_entropy", error);
       throw;

@@ -41,12 +41,6 @@ struct Spec final : c10::intrusive_ptr_target {
 };
 using SpecPtr = c10::intrusive_ptr<Spec>;
 
-// Returns the strides of a row-major tensor.
-[[nodiscard]] Dims row_major_strides(at::IntArrayRef sizes);
-// Returns the strides of a dense tensor of `sizes` whose dims are in memory in the order of
-// `strides`.
-[[nodiscard]] Dims strides_in_order_of(at::IntArrayRef sizes, at::IntArrayRef strides);
-
 // One axis of a mesh, as one rank sees it.
 struct AxisPlace {
   int size = 1;

@@ -8,6 +8,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <utility>
@@ -63,8 +64,8 @@ at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const Placement
         c10::str(at::IntArrayRef(expected)), c10::str(at::IntArrayRef(*sizes)),
         c10::str(local.sizes()));
   // Uses row-major strides, because the strides of local parts may differ between ranks.
-  SpecPtr spec = context.spec(checked, *sizes, global::row_major_strides(*sizes),
-                              local.scalar_type(), local.device());
+  SpecPtr spec = context.spec(checked, *sizes, c10::contiguous_strides(*sizes), local.scalar_type(),
+                              local.device());
   return global::from_local(local, mesh, spec);
 }
 

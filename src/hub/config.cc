@@ -2,11 +2,11 @@
 
 #include "base/check.h"
 #include "base/escaped.h"
+#include "checkpoint/folders.h"
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"
 
 #include <cmath>
-#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -261,19 +261,15 @@ void name_no_special_tokens(nlohmann::ordered_json& config) {
 ModelOptions read_config(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "config.json";
   const std::string text = sys::read_plain_file(path, most_config_bytes);
-  std::optional<Fields> fields;
-  try {
-    fields.emplace(path.string(), sys::parse_json(text));
-  } catch (const sys::NotJson& error) {
-    throw BadInput(formatted("{}: {}", path.string(), error.what()));
-  }
+  const Fields fields(path.string(),
+                      checkpoint::in_file(path, [&] { return sys::parse_json(text); }));
   for (const char* key : {"quantization_config", "compression_config"})
-    if (fields->has(key))
-      fields->fail(formatted("{}: expected weights in floating point, found quantised ones", key));
-  const std::string type = fields->text("model_type");
-  if (type == "gpt2") return gpt_options(*fields);
-  if (type == "llama") return llama_options(*fields);
-  fields->fail(formatted("model_type: expected gpt2 or llama, found '{}'", escaped(type, 80)));
+    if (fields.has(key))
+      fields.fail(formatted("{}: expected weights in floating point, found quantised ones", key));
+  const std::string type = fields.text("model_type");
+  if (type == "gpt2") return gpt_options(fields);
+  if (type == "llama") return llama_options(fields);
+  fields.fail(formatted("model_type: expected gpt2 or llama, found '{}'", escaped(type, 80)));
 }
 
 std::string config_text(const models::GptOptions& options) {

@@ -5,12 +5,12 @@
 #include "base/check.h"
 #include "base/escaped.h"
 #include "checkpoint/folders.h"
-#include "checkpoint/weight_files.h"
+#include "checkpoint/tensor_files.h"
 #include "hub/config.h"
+#include "sys/files.h"
 
 #include <ATen/ops/zeros.h>
 
-#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -35,55 +35,54 @@ bool is_passed_over(const models::Llama&, std::string_view name) {
   return name.ends_with(".rotary_emb.inv_freq");
 }
 
-// Returns the name in the files for the tensor that the module calls `name`. Models are also
-// published without their head (GPT2Model, LlamaModel); the files then omit the prefix
-// `transformer.` or `model.`.
-std::optional<std::string> name_in(const checkpoint::WeightFiles& files, const std::string& name) {
-  if (files.has(name)) return name;
+// Returns the entry of the tensor that the module calls `name`, or null. Models are also published
+// without their head (GPT2Model, LlamaModel); the files then omit the prefix `transformer.` or
+// `model.`.
+const checkpoint::TensorEntry* entry_of(const checkpoint::TensorFiles& files,
+                                        const std::string& name) {
+  const checkpoint::TensorEntry* entry = files.find(name);
   for (const std::string_view prefix :
        {std::string_view("transformer."), std::string_view("model.")})
-    if (name.starts_with(prefix) && files.has(name.substr(prefix.size())))
-      return name.substr(prefix.size());
-  return std::nullopt;
+    if (entry == nullptr && name.starts_with(prefix))
+      entry = files.find(name.substr(prefix.size()));
+  return entry;
 }
 
 // transformers saves weights as pickles with safe_serialization=False.
 void check_has_safetensors(const std::filesystem::path& folder) {
-  namespace fs = std::filesystem;
-  if (fs::exists(folder / checkpoint::model_file) || fs::exists(folder / checkpoint::index_file))
-    return;
-  check_input(!fs::exists(folder / "pytorch_model.bin"),
+  if (checkpoint::has_tensors(folder / checkpoint::model_file)) return;
+  check_input(!sys::exists(folder / "pytorch_model.bin"),
               "{}: has pytorch_model.bin, but no safetensors: write them with `lockstep checkpoint "
               "convert {} NEW`",
               folder.string(), folder.string());
-  check_input(!fs::exists(folder / "pytorch_model.bin.index.json"),
+  check_input(!sys::exists(folder / "pytorch_model.bin.index.json"),
               "{}: has shards of pytorch_model.bin, but no safetensors: write them with "
               "save_pretrained() of transformers",
               folder.string());
 }
 
-void check_entry(const checkpoint::WeightFiles& files, const std::string& name,
+void check_entry(const checkpoint::TensorFiles& files, const checkpoint::TensorEntry& entry,
                  at::IntArrayRef expected) {
-  const checkpoint::TensorEntry& entry = files.entry(name);
+  const std::string file = files.shard_of(entry).path.string();
   check_input(at::IntArrayRef(entry.shape) == expected,
-              "{}: tensor '{}' has shape {}, config.json says {}", files.file_of(name).string(),
-              escaped(name), c10::str(at::IntArrayRef(entry.shape)), c10::str(expected));
+              "{}: tensor '{}' has shape {}, config.json says {}", file, escaped(entry.name),
+              c10::str(at::IntArrayRef(entry.shape)), c10::str(expected));
   check_input(c10::isFloatingType(entry.dtype),
-              "{}: tensor '{}' has dtype {}, expected a floating-point one",
-              files.file_of(name).string(), escaped(name), c10::toString(entry.dtype));
+              "{}: tensor '{}' has dtype {}, expected a floating-point one", file,
+              escaped(entry.name), c10::toString(entry.dtype));
 }
 
 // Checks the size of one tensor before the model is allocated, because config.json may describe a
 // model that does not fit into memory. `name` is the module's name for the tensor.
-void check_size(const checkpoint::WeightFiles& files, const std::filesystem::path& folder,
+void check_size(const checkpoint::TensorFiles& files, const std::filesystem::path& folder,
                 const std::string& name, at::IntArrayRef expected) {
-  const std::optional<std::string> in_file = name_in(files, name);
-  check_input(in_file.has_value(), "{}: has no tensor '{}', which config.json requires",
+  const checkpoint::TensorEntry* entry = entry_of(files, name);
+  check_input(entry != nullptr, "{}: has no tensor '{}', which config.json requires",
               folder.string(), escaped(name));
-  check_entry(files, *in_file, expected);
+  check_entry(files, *entry, expected);
 }
 
-void check_sizes(const models::GptOptions& options, const checkpoint::WeightFiles& files,
+void check_sizes(const models::GptOptions& options, const checkpoint::TensorFiles& files,
                  const std::filesystem::path& folder) {
   const std::string last = formatted("transformer.h.{}.", options.layers - 1);
   check_size(files, folder, "transformer.wte.weight", {options.vocabulary, options.hidden_size});
@@ -92,7 +91,7 @@ void check_sizes(const models::GptOptions& options, const checkpoint::WeightFile
   check_size(files, folder, last + "ln_1.weight", {options.hidden_size});
 }
 
-void check_sizes(const models::LlamaOptions& options, const checkpoint::WeightFiles& files,
+void check_sizes(const models::LlamaOptions& options, const checkpoint::TensorFiles& files,
                  const std::filesystem::path& folder) {
   const std::string last = formatted("model.layers.{}.", options.layers - 1);
   const std::int64_t heads = options.heads * options.head_width;
@@ -102,34 +101,34 @@ void check_sizes(const models::LlamaOptions& options, const checkpoint::WeightFi
              {options.intermediate_size, options.hidden_size});
 }
 
-// A tensor of the module and its name in the files. Aliases come after their tensors.
+// A tensor of the module and its entry in the files. Aliases come after their tensors.
 struct Filling {
-  std::string in_file;
+  const checkpoint::TensorEntry& entry;
   at::Tensor tensor;  // transposed if the file stores it transposed
   bool is_alias;
 };
 
 template <class Model>
-std::vector<Filling> plan(const Model& model, const checkpoint::WeightFiles& files,
+std::vector<Filling> plan(const Model& model, const checkpoint::TensorFiles& files,
                           const std::filesystem::path& folder) {
   std::set<std::string> aliases, known;
   for (const Alias& alias : aliases_of(*model)) aliases.insert(alias.name);
   std::vector<Filling> fillings;
   for (const NamedTensor& item : named_tensors(*model)) {
-    const std::optional<std::string> in_file = name_in(files, item.name);
+    const checkpoint::TensorEntry* entry = entry_of(files, item.name);
     const bool is_alias = aliases.contains(item.name);
-    if (!in_file && is_alias) continue;
-    check_input(in_file.has_value(), "{}: has no tensor '{}', which config.json requires",
+    if (entry == nullptr && is_alias) continue;
+    check_input(entry != nullptr, "{}: has no tensor '{}', which config.json requires",
                 folder.string(), escaped(item.name));
     const at::Tensor tensor = is_transposed(model, item.name) ? item.tensor.t() : item.tensor;
-    check_entry(files, *in_file, tensor.sizes());
-    known.insert(*in_file);
-    fillings.push_back({*in_file, tensor, is_alias});
+    check_entry(files, *entry, tensor.sizes());
+    known.insert(entry->name);
+    fillings.push_back({*entry, tensor, is_alias});
   }
-  for (const std::string& name : files.names())
-    check_input(known.contains(name) || is_passed_over(model, name),
+  for (const checkpoint::TensorEntry& entry : files.entries())
+    check_input(known.contains(entry.name) || is_passed_over(model, entry.name),
                 "{}: tensor '{}' is not part of the model in config.json",
-                files.file_of(name).string(), escaped(name));
+                files.shard_of(entry).path.string(), escaped(entry.name));
   return fillings;
 }
 
@@ -145,18 +144,18 @@ Model made(const Options& options, const std::filesystem::path& folder) {
 template <class Model, class Options>
 LanguageModel loaded(const Options& options, const std::filesystem::path& folder) {
   check_has_safetensors(folder);
-  const checkpoint::WeightFiles files(folder);
+  const checkpoint::TensorFiles files(folder / checkpoint::model_file);
   check_sizes(options, files, folder);
   Model model = made<Model>(options, folder);
   c10::NoGradGuard no_grad;
   for (Filling& filling : plan(model, files, folder)) {
-    const at::Tensor values = files.read(filling.in_file);
+    const at::Tensor values = files.read(filling.entry);
     if (!filling.is_alias)
       filling.tensor.copy_(values);
     else
       check_input(filling.tensor.equal(values.to(filling.tensor.scalar_type())),
                   "{}: tensor '{}' differs from the embedding that it is tied to",
-                  files.file_of(filling.in_file).string(), escaped(filling.in_file));
+                  files.shard_of(filling.entry).path.string(), escaped(filling.entry.name));
   }
   model->eval();
   return model;

@@ -42,49 +42,16 @@ bool was_done(const std::optional<RunResult>& result) {
   return result && result->kind == RunResult::Kind::done;
 }
 
-void check_rounds(const WorkerSpec& spec) {
-  const NodeSpec& nodes = spec.nodes;
-  check_input(nodes.least_nodes >= 0 && nodes.least_nodes <= nodes.nodes,
-              "--nnodes MIN:MAX: expected MIN from 0 to {}, found {}", nodes.nodes,
-              nodes.least_nodes);
-  check_input(spec.max_restarts >= 0, "--max-restarts: expected 0 or more, found {}",
-              spec.max_restarts);
-  check_input(spec.hot_spares >= 0, "--hot-spares: expected 0 or more, found {}", spec.hot_spares);
-  check_input(spec.hung_after >= Duration::zero(), "--hung-after: expected 0s or more, found {}",
-              format_duration(spec.hung_after));
-  check_input(nodes.last_call >= Duration::zero(), "--last-call: expected 0s or more, found {}",
-              format_duration(nodes.last_call));
-}
-
-void check_nodes(const WorkerSpec& spec) {
-  const NodeSpec& nodes = spec.nodes;
-  check_input(nodes.nodes >= 1 && nodes.nodes <= most_nodes, "--nnodes: expected 1 to {}, found {}",
-              most_nodes, nodes.nodes);
-  check_input(nodes.node >= 0 && (nodes.node < nodes.nodes || may_have_more_rounds(spec)),
-              "--node-rank: expected 0 to {}, found {}", nodes.nodes - 1, nodes.node);
-  if (nodes.nodes == 1 && nodes.store.empty()) return;
-  check_input(spec.ranks <= most_ranks_of_a_node, "--ranks: expected at most {}, found {}",
-              most_ranks_of_a_node, spec.ranks);
-  static_cast<void>(endpoint_of(nodes));
-  check_input(spec.store_port == 0,
-              "--port is for one node: with several nodes, the store is at --rendezvous");
-  check_input(nodes.join_timeout > Duration::zero(),
-              "--join-timeout: expected more than 0s, found {}",
-              format_duration(nodes.join_timeout));
-  check_input(nodes.lost_after >= std::chrono::seconds(3),
-              "--lost-after: expected 3s or more, found {}", format_duration(nodes.lost_after));
-}
-
+// Checks the values that programs can pass to start_copies(), and names that are resolved later.
 WorkerSpec checked(WorkerSpec spec) {
   check_input(spec.ranks >= 1, "--ranks: expected at least 1, found {}", spec.ranks);
-  check_input(!spec.program.empty(), "no program was named: lockstep run -n 2 PROGRAM");
-  check_input(spec.grace >= Duration::zero() && spec.failure_grace >= Duration::zero(),
-              "--grace and --failure-grace: expected 0s or more, found {} and {}",
-              format_duration(spec.grace), format_duration(spec.failure_grace));
-  check_input(spec.store_port >= 0 && spec.store_port <= 65535,
-              "--port: expected 0 to 65535, found {}", spec.store_port);
-  check_rounds(spec);
-  check_nodes(spec);
+  check_input(spec.grace >= Duration::zero(), "--grace: expected 0s or more, found {}",
+              format_duration(spec.grace));
+  check_input(spec.max_restarts >= 0, "--max-restarts: expected 0 or more, found {}",
+              spec.max_restarts);
+  check_input(spec.hung_after >= Duration::zero(), "--hung-after: expected 0s or more, found {}",
+              format_duration(spec.hung_after));
+  if (spec.nodes.nodes > 1 || !spec.nodes.store.empty()) static_cast<void>(endpoint_of(spec.nodes));
   static_cast<void>(gpus_of(spec, 0));
   return spec;
 }
@@ -192,7 +159,7 @@ void Agent::Run::come_together() {
   const WorkerSpec& spec = run_.spec;
   const NodeSpec& nodes = spec.nodes;
   if (nodes.nodes == 1 && !may_have_more_rounds(spec)) {
-    source_ = std::make_unique<OneRound>(serve_store(spec.store_port));
+    source_ = std::make_unique<OneRound>(serve_store());
     return;
   }
   WaitingLines lines([this](const std::string& line) { relay_.log_line(line); },
@@ -201,9 +168,8 @@ void Agent::Run::come_together() {
                      ? "the store at " + (nodes.store.empty() ? nodes.rendezvous : nodes.store)
                      : "node 0 at " + nodes.rendezvous);
   const Deadline deadline = Deadline::after(nodes.join_timeout);
-  source_ =
-      std::make_unique<Rounds>(nodes, spec.max_restarts,
-                               open_round_store(nodes, spec.store_port, deadline), deadline, lines);
+  source_ = std::make_unique<Rounds>(nodes, spec.max_restarts, open_round_store(nodes, deadline),
+                                     deadline, lines);
 }
 
 void Agent::Run::make_parts() {

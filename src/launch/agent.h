@@ -93,9 +93,9 @@ struct WorkerSpec {
   // After all ranks have ended: if a reader of `output` or `error` reads nothing for this long, the
   // remaining output is dropped. A slow reader gets all output.
   Duration output_timeout = std::chrono::minutes(1);
-  int store_port = 0;  // of the agent's store on 127.0.0.1; 0: a free port; one node only
-  int output = 1;      // descriptors for the ranks' stdout and stderr; the agent prints to
-  int error = 2;       // `error`. Not owned.
+  // Descriptors for the ranks' stdout and stderr; not owned. The agent prints to `error`.
+  int output = 1;
+  int error = 2;
   // If set, run() receives SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTSTP and
   // treats them as deliver() does. It blocks these signals in the calling thread; every other
   // thread must have them blocked too. If SIGHUP was ignored (nohup), it stays ignored.
@@ -130,7 +130,8 @@ struct AgentResult {
 
 class Agent {
  public:
-  // Throws BadInput for an invalid number; no process has been started then.
+  // Throws BadInput for a number that start_copies() refuses, an invalid endpoint, and too few
+  // GPUs; no process has been started then. The caller checks the other values.
   explicit Agent(WorkerSpec spec);
   ~Agent();
   Agent(const Agent&) = delete;
@@ -145,10 +146,10 @@ class Agent {
   // code is 127; if it cannot be executed, 126; both with a line on `error`. With several nodes,
   // until all nodes have joined, the agent prints after one second and then every ten seconds what
   // it is waiting for; until then signals have their ordinary effect, and with forward_signals a
-  // line says so. Throws BadInput if the store's port is in use, a log is not a regular file, or
-  // the limit of open files is too low; SystemError if a log or the store cannot be made, or /proc
-  // is missing. With several nodes, also throws BadInput, Timeout and PeerLost if the rendezvous
-  // fails. After an exception no process is left running.
+  // line says so. Throws BadInput if a log is not a regular file, or the limit of open files is too
+  // low; SystemError if a log or the store cannot be made, or /proc is missing. With several nodes,
+  // also throws BadInput, Timeout and PeerLost if the rendezvous fails. After an exception no
+  // process is left running.
   AgentResult run();
 
   // Acts as if this process had received `signal`. Thread-safe, and safe in signal handlers.

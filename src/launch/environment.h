@@ -3,10 +3,10 @@
 
 #include "rank_env/variables.h"
 
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 namespace lockstep::launch {
 
@@ -37,12 +37,12 @@ struct RankSpec {
   bool shares_gpus = false;
 };
 
-using Environment = std::vector<std::pair<std::string, std::string>>;
+using Environment = std::map<std::string, std::string, std::less<>>;  // value by name
 
 // Returns the value of the variable; empty if it is not set.
 [[nodiscard]] std::string_view value_of(const Environment& environment, std::string_view name);
 
-// Returns the variables of the calling process, in the order of environ.
+// Returns the variables of the calling process.
 [[nodiscard]] Environment current_environment();
 
 // Sets GOMP_SPINCOUNT in this process for a program that it will execute, unless the user has set

@@ -3,182 +3,124 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "sys/bounded_json.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
-#include <initializer_list>
 #include <limits>
+#include <span>
 #include <utility>
 
 namespace lockstep::launch {
 
 namespace {
 
-// Reads a text line by line.
-class MessageLines {
- public:
-  MessageLines(const char* what, std::string_view text) : what_(what), left_(text) {
-    check_input(text.size() <= most_text_bytes,
-                "{} of another agent: expected at most {} bytes, found {}", what, most_text_bytes,
-                text.size());
-  }
-
-  [[nodiscard]] bool at_end() const { return left_.empty(); }
-
-  std::string_view take() {
-    const std::size_t end = left_.find('\n');
-    const std::string_view line = left_.substr(0, end);
-    if (end == std::string_view::npos || line.size() > most_line_bytes ||
-        escaped_line(line) != line)
-      fail("a line of text", line);
-    left_.remove_prefix(end + 1);
-    return line;
-  }
-
-  // Returns the rest of a line that begins with `word` and a blank.
-  std::string_view take(std::string_view word) {
-    const std::string_view line = take();
-    if (!line.starts_with(word) || line.substr(word.size(), 1) != " ") fail(word, line);
-    return line.substr(word.size() + 1);
-  }
-
-  [[noreturn]] void fail(std::string_view expected, std::string_view found) const {
-    throw BadInput(formatted("{} of another agent: expected {}, found '{}'", what_, expected,
-                             escaped(found, 60)));
-  }
-
- private:
-  const char* what_;
-  std::string_view left_;
-};
-
-struct Range {
-  std::int64_t least, most;
-};
-
-// Reads numbers that are separated by one blank; `rest` receives the remainder of the line.
-template <std::size_t count>
-std::array<std::int64_t, count> take_numbers(const MessageLines& lines, std::string_view& rest,
-                                             const std::array<Range, count>& ranges) {
-  std::array<std::int64_t, count> numbers{};
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t end = rest.find(' ');
-    const auto number = parse_integer(rest.substr(0, end));
-    if (!number || *number < ranges[i].least || *number > ranges[i].most)
-      lines.fail(formatted("a number from {} to {}", ranges[i].least, ranges[i].most), rest);
-    numbers[i] = *number;
-    rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
-  }
-  return numbers;
-}
-
-template <std::size_t count>
-std::array<std::int64_t, count> only_numbers(const MessageLines& lines, std::string_view text,
-                                             const std::array<Range, count>& ranges) {
-  const auto numbers = take_numbers(lines, text, ranges);
-  if (!text.empty()) lines.fail("the end of a line", text);
-  return numbers;
-}
+using nlohmann::json;
 
 constexpr std::size_t most_last_lines = 100;
 constexpr std::int64_t most_int = std::numeric_limits<int>::max();
+constexpr sys::JsonLimits message_limits{.depth = 5, .members = 200'000, .values = 1'000'000};
 
-constexpr Range node_numbers{0, most_node_number};
-
-RunResult parse_failure(MessageLines& lines, std::string_view rest) {
-  constexpr std::array<Range, 5> ranges{{{0, 255},
-                                         {-1, most_node_number},
-                                         {-1, most_int},
-                                         {0, most_int},
-                                         {0, std::numeric_limits<std::int64_t>::max()}}};
-  const auto [code, node, rank, pid, after] = only_numbers(lines, rest, ranges);
-  if (node < 0 && rank >= 0) lines.fail("no rank, because there is no node", rest);
-  RunResult run_result{.kind = RunResult::Kind::failed,
-                       .node = static_cast<int>(node),
-                       .exit_code = static_cast<int>(code),
-                       .rank = static_cast<int>(rank),
-                       .pid = static_cast<int>(pid),
-                       .after = Duration(after),
-                       .at = std::string(lines.take("at")),
-                       .how = std::string(lines.take("how")),
-                       .log_file = std::string(lines.take("log"))};
-  while (!lines.at_end() && run_result.last_lines.size() < most_last_lines)
-    run_result.last_lines.emplace_back(lines.take("|"));
-  return run_result;
+std::int64_t integer_in(const json& from, const char* name, std::int64_t least, std::int64_t most) {
+  const std::optional<std::int64_t> number = sys::integer_of(from.at(name));
+  check_input(number && *number >= least && *number <= most,
+              "{}: expected an integer from {} to {}, found {}", name, least, most,
+              from.at(name).dump());
+  return *number;
 }
 
-}  // namespace
-
-std::string to_text(const NodeClaim& claim) {
-  return formatted("{} {} {} {}\n", claim.pid, claim.mark, claim.address, single_line(claim.host));
+int int_in(const json& from, const char* name, std::int64_t least, std::int64_t most) {
+  return static_cast<int>(integer_in(from, name, least, most));
 }
 
-NodeClaim parse_node_claim(std::string_view text) {
-  MessageLines lines("the claim", text);
-  std::string_view rest = lines.take();
-  const auto take_word = [&] {
-    const std::size_t blank = rest.find(' ');
-    if (blank == 0 || blank == std::string_view::npos) lines.fail("a word and a blank", rest);
-    const std::string word(rest.substr(0, blank));
-    rest.remove_prefix(blank + 1);
-    return word;
-  };
-  NodeClaim claim;
-  const auto numbers = take_numbers<1>(lines, rest, {{{0, std::numeric_limits<int>::max()}}});
-  claim.pid = static_cast<int>(numbers[0]);
-  claim.mark = take_word();
-  claim.address = take_word();
-  claim.host = rest;
-  if (!lines.at_end()) lines.fail("the end", lines.take());
-  return claim;
-}
-
-std::string to_text(const RunResult& run_result) {
-  switch (run_result.kind) {
-    case RunResult::Kind::done:
-      return "done\n";
-    case RunResult::Kind::stopped:
-      return formatted("stopped {} {}\n", run_result.signal, run_result.node);
-    case RunResult::Kind::failed:
-      break;
+// Checks the names of a node's workers, which have the form "NODE.NUMBER".
+void check_workers(std::span<const std::string> names) {
+  check_input(!names.empty() && names.size() <= most_ranks_of_a_node,
+              "expected 1 to {} workers, found {}", most_ranks_of_a_node, names.size());
+  for (const std::string& name : names) {
+    const std::size_t dot = name.find('.');
+    const auto node = parse_integer(name.substr(0, dot));
+    const auto number = parse_integer(dot == std::string::npos ? "" : name.substr(dot + 1));
+    check_input(node && number && *node >= 0 && *number >= 0,
+                "expected a worker's name, found '{}'", name);
   }
-  std::string text = formatted(
-      "failed {} {} {} {} {}\nat {}\nhow {}\nlog {}\n", run_result.exit_code, run_result.node,
-      run_result.rank, run_result.pid, std::max<std::int64_t>(0, run_result.after.count()),
-      single_line(run_result.at), single_line(run_result.how), single_line(run_result.log_file));
-  const std::size_t first =
-      run_result.last_lines.size() - std::min(run_result.last_lines.size(), most_last_lines);
-  for (std::size_t i = first; i < run_result.last_lines.size(); ++i)
-    text += "| " + single_line(run_result.last_lines[i]) + "\n";
-  return text;
 }
 
-RunResult parse_run_result(std::string_view text) {
-  MessageLines lines("the result of the run", text);
-  const std::string_view first = lines.take();
-  RunResult run_result;
-  if (first.starts_with("stopped ")) {
-    const auto [signal, node] = only_numbers<2>(lines, first.substr(8), {{{1, 64}, node_numbers}});
-    run_result.kind = RunResult::Kind::stopped;
-    run_result.signal = static_cast<int>(signal);
-    run_result.node = static_cast<int>(node);
-  } else if (first.starts_with("failed ")) {
-    run_result = parse_failure(lines, first.substr(7));
-  } else if (first != "done") {
-    lines.fail("done, stopped or failed", first);
+// Reads a message of another agent and checks that it is exactly what that agent would write.
+template <typename Message>
+Message parsed(const char* what, std::string_view text, Message (*read)(const json&)) {
+  std::string problem;
+  try {
+    check_input(text.size() <= most_text_bytes, "expected at most {} bytes, found {}",
+                most_text_bytes, text.size());
+    Message message = read(sys::parse_json(text, message_limits));
+    if (to_text(message) == text) return message;
+    problem = "expected the text of an agent";
+  } catch (const json::exception& error) {
+    problem = sys::json_problem(error);
+  } catch (const BadInput& error) {
+    problem = error.what();
   }
-  if (!lines.at_end()) lines.fail("the end", lines.take());
-  return run_result;
+  throw BadInput(formatted("{} of another agent: {}, found '{}'", what, escaped(problem, 300),
+                           escaped(text, 60)));
 }
 
-namespace {
+NodeClaim read_node_claim(const json& from) {
+  return {.pid = int_in(from, "pid", 0, most_int),
+          .mark = from.at("mark"),
+          .address = from.at("address"),
+          .host = from.at("host")};
+}
 
-constexpr std::string_view join_request_version = "lockstep-join 1",
-                           plan_version = "lockstep-plan 1";
-constexpr Range counts{0, most_rounds};
-constexpr Range worker_counts{1, most_ranks_of_a_node};
-constexpr Range ports{1, 65535};
+RunResult read_run_result(const json& from) {
+  const auto kind = static_cast<RunResult::Kind>(int_in(from, "kind", 0, 2));
+  const bool has_failed = kind == RunResult::Kind::failed;
+  const int node = int_in(from, "node", has_failed ? -1 : 0, most_node_number);
+  return {.kind = kind,
+          .signal = int_in(from, "signal", kind == RunResult::Kind::stopped ? 1 : 0, 64),
+          .node = node,
+          .exit_code = int_in(from, "exit_code", 0, 255),
+          .rank = int_in(from, "rank", -1, node < 0 ? -1 : most_int),
+          .pid = int_in(from, "pid", 0, most_int),
+          .after = Duration(
+              integer_in(from, "nanoseconds", 0, std::numeric_limits<std::int64_t>::max())),
+          .at = from.at("at"),
+          .how = from.at("how"),
+          .log_file = from.at("log_file"),
+          .last_lines = from.at("last_lines")};
+}
+
+JoinRequest read_join_request(const json& from) {
+  JoinRequest request{.node = int_in(from, "node", 0, most_node_number),
+                      .host = from.at("host"),
+                      .address = from.at("address"),
+                      .port = int_in(from, "port", 1, 65535),
+                      .failed = from.at("failed"),
+                      .workers = {}};
+  std::vector<std::string> names;
+  for (const json& worker : from.at("workers")) {
+    names.push_back(worker.at("name"));
+    request.workers.push_back({names.back(), worker.at("survives")});
+  }
+  check_workers(names);
+  return request;
+}
+
+RoundPlan read_round_plan(const json& from) {
+  RoundPlan plan{.round = int_in(from, "round", 0, most_rounds),
+                 .restarts = int_in(from, "restarts", 0, most_rounds),
+                 .master_address = from.at("master_address"),
+                 .master_port = int_in(from, "master_port", 1, 65535),
+                 .nodes = {}};
+  for (const json& node : from.at("nodes")) {
+    plan.nodes.push_back(
+        {int_in(node, "node", 0, most_node_number), node.at("host"), node.at("workers")});
+    check_workers(plan.nodes.back().workers);
+  }
+  check_input(!plan.nodes.empty() && plan.nodes.size() <= most_nodes,
+              "expected 1 to {} nodes, found {}", most_nodes, plan.nodes.size());
+  return plan;
+}
 
 // Returns the offers of the nodes of the last round, in the order of that round; std::nullopt for a
 // node that has left.
@@ -216,16 +158,6 @@ RoundPlan::Node to_node(const JoinRequest& request) {
   RoundPlan::Node node{.node = request.node, .host = request.host, .workers = {}};
   for (const JoinRequest::Worker& worker : request.workers) node.workers.push_back(worker.name);
   return node;
-}
-
-// Checks a name of the form "NODE.NUMBER".
-std::string checked_worker(const MessageLines& lines, std::string_view name) {
-  const std::size_t dot = name.find('.');
-  const auto node = parse_integer(name.substr(0, dot));
-  const auto number =
-      parse_integer(dot == std::string_view::npos ? std::string_view() : name.substr(dot + 1));
-  if (!node || !number || *node < 0 || *number < 0) lines.fail("a worker's name", name);
-  return std::string(name);
 }
 
 }  // namespace
@@ -274,70 +206,70 @@ std::string workers_text(const RoundPlan& plan) {
   return text;
 }
 
-std::string to_text(const JoinRequest& request) {
-  std::string text = formatted("{}\nnode {} {}\naddress {} {}\nfailed {}\n", join_request_version,
-                               request.node, single_line(request.host), request.port,
-                               single_line(request.address), request.failed ? 1 : 0);
-  for (const JoinRequest::Worker& worker : request.workers)
-    text += formatted("worker {} {}\n", worker.name, worker.survives ? "kept" : "new");
-  return text;
+std::string to_text(const NodeClaim& claim) {
+  return json{{"pid", claim.pid},
+              {"mark", single_line(claim.mark)},
+              {"address", single_line(claim.address)},
+              {"host", single_line(claim.host)}}
+      .dump();
 }
 
-JoinRequest parse_join_request(std::string_view text) {
-  MessageLines lines("the join request", text);
-  if (const auto line = lines.take(); line != join_request_version)
-    lines.fail(join_request_version, line);
-  JoinRequest request;
-  std::string_view node = lines.take("node");
-  request.node = static_cast<int>(take_numbers<1>(lines, node, {node_numbers})[0]);
-  request.host = node;
-  std::string_view address = lines.take("address");
-  request.port = static_cast<int>(take_numbers<1>(lines, address, {ports})[0]);
-  request.address = address;
-  request.failed = only_numbers<1>(lines, lines.take("failed"), {{{0, 1}}})[0] == 1;
-  while (!lines.at_end() && request.workers.size() < most_ranks_of_a_node) {
-    const std::string_view worker = lines.take("worker");
-    const std::size_t blank = worker.find(' ');
-    const std::string_view state =
-        blank == std::string_view::npos ? std::string_view() : worker.substr(blank + 1);
-    if (state != "kept" && state != "new") lines.fail("kept or new", worker);
-    request.workers.push_back({checked_worker(lines, worker.substr(0, blank)), state == "kept"});
-  }
-  if (request.workers.empty()) lines.fail("a worker", "");
-  if (!lines.at_end()) lines.fail("the end", lines.take());
-  return request;
+std::string to_text(const RunResult& run_result) {
+  json last_lines = json::array();
+  for (const std::string& line : run_result.last_lines) last_lines.push_back(single_line(line));
+  while (last_lines.size() > most_last_lines) last_lines.erase(0);
+  return json{{"kind", static_cast<int>(run_result.kind)},
+              {"signal", run_result.signal},
+              {"node", run_result.node},
+              {"exit_code", run_result.exit_code},
+              {"rank", run_result.rank},
+              {"pid", run_result.pid},
+              {"nanoseconds", std::max<std::int64_t>(0, run_result.after.count())},
+              {"at", single_line(run_result.at)},
+              {"how", single_line(run_result.how)},
+              {"log_file", single_line(run_result.log_file)},
+              {"last_lines", last_lines}}
+      .dump();
+}
+
+std::string to_text(const JoinRequest& request) {
+  json workers = json::array();
+  for (const auto& [name, survives] : request.workers)
+    workers.push_back({{"name", name}, {"survives", survives}});
+  return json{{"node", request.node},
+              {"host", single_line(request.host)},
+              {"address", single_line(request.address)},
+              {"port", request.port},
+              {"failed", request.failed},
+              {"workers", workers}}
+      .dump();
 }
 
 std::string to_text(const RoundPlan& plan) {
-  std::string text = formatted("{}\nround {} {}\nmaster {} {}\n", plan_version, plan.round,
-                               plan.restarts, plan.master_port, single_line(plan.master_address));
-  for (const RoundPlan::Node& node : plan.nodes) {
-    text += formatted("node {} {} {}\n", node.node, node.workers.size(), single_line(node.host));
-    for (const std::string& worker : node.workers) text += formatted("worker {}\n", worker);
-  }
-  return text;
+  json nodes = json::array();
+  for (const auto& [node, host, workers] : plan.nodes)
+    nodes.push_back({{"node", node}, {"host", single_line(host)}, {"workers", workers}});
+  return json{{"round", plan.round},
+              {"restarts", plan.restarts},
+              {"master_address", single_line(plan.master_address)},
+              {"master_port", plan.master_port},
+              {"nodes", nodes}}
+      .dump();
+}
+
+NodeClaim parse_node_claim(std::string_view text) {
+  return parsed("the claim", text, read_node_claim);
+}
+
+RunResult parse_run_result(std::string_view text) {
+  return parsed("the result of the run", text, read_run_result);
+}
+
+JoinRequest parse_join_request(std::string_view text) {
+  return parsed("the join request", text, read_join_request);
 }
 
 RoundPlan parse_round_plan(std::string_view text) {
-  MessageLines lines("the plan of a round", text);
-  if (const auto line = lines.take(); line != plan_version) lines.fail(plan_version, line);
-  RoundPlan plan;
-  const auto [round, restarts] = only_numbers<2>(lines, lines.take("round"), {counts, counts});
-  plan.round = static_cast<int>(round);
-  plan.restarts = static_cast<int>(restarts);
-  std::string_view master = lines.take("master");
-  plan.master_port = static_cast<int>(take_numbers<1>(lines, master, {ports})[0]);
-  plan.master_address = master;
-  while (!lines.at_end() && plan.nodes.size() < most_nodes) {
-    std::string_view rest = lines.take("node");
-    const auto [node, workers] = take_numbers<2>(lines, rest, {node_numbers, worker_counts});
-    plan.nodes.push_back({static_cast<int>(node), std::string(rest), {}});
-    for (std::int64_t local = 0; local < workers; ++local)
-      plan.nodes.back().workers.push_back(checked_worker(lines, lines.take("worker")));
-  }
-  if (plan.nodes.empty()) lines.fail("a node", "");
-  if (!lines.at_end()) lines.fail("the end", lines.take());
-  return plan;
+  return parsed("the plan of a round", text, read_round_plan);
 }
-
 }  // namespace lockstep::launch

@@ -9,33 +9,15 @@
 // node is an agent, identified by a number that is never reused either: if the agent of a host is
 // restarted, the host counts as a new node.
 //
-//   request  lockstep-join 1            a node's join request for the next round
-//            node 2 node7                its number, its host
-//            address 41233 10.0.0.7      a free port there, its address as seen by the store
-//            failed 1                    1: a failure of its worker ended the last round
-//            worker 2.0 kept             one line per local rank; `new`: will be started,
-//            worker 2.5 new              `kept`: a survivor that waits for the round
+// Each text is a JSON object with the members of the struct below, in alphabetical order and
+// without blanks, such as this plan:
 //
-//   plan     lockstep-plan 1             the plan of one round
-//            round 3 1                   its number, and the number of restarts after failures
-//            master 41233 10.0.0.7       port and address where its rank 0 may listen
-//            node 2 2 node7              number, number of workers and host, in rank order; then
-//            worker 2.0                  its workers
-//            worker 2.5
+//   {"master_address":"10.0.0.7","master_port":41233,
+//    "nodes":[{"host":"node7","node":2,"workers":["2.0","2.5"]}],"restarts":1,"round":3}
 //
-//   claim    PID MARK ADDRESS HOST       the claim to a node rank
-//
-//   result   done                        all ranks of all nodes succeeded
-//            stopped SIGNAL NODE         that node's agent was asked to stop
-//            failed CODE NODE RANK PID NANOSECONDS     a rank failed; RANK -1: the agent itself;
-//                                                      NODE -1: neither, HOW is the reason
-//            at TIME
-//            how HOW                     "exit code 3"; for an agent, a sentence
-//            log FILE                    empty: no log
-//            | LINE                      one per line of its last output
-//
-// Each line ends with '\n'. Writers replace characters that escaped_line() would replace, such as
-// control characters, and truncate long texts.
+// (on one line). `kind` is the number of the RunResult::Kind; `nanoseconds` is RunResult::after.
+// Writers replace characters that escaped_line() would replace, such as control characters, and
+// truncate long texts.
 #pragma once
 
 #include "base/escaped.h"
@@ -73,7 +55,7 @@ struct NodeClaim {
   bool operator==(const NodeClaim&) const = default;
 };
 
-// The result of a run.
+// The result of a run. `done`: all ranks of all nodes succeeded.
 struct RunResult {
   enum class Kind { done, stopped, failed };
   Kind kind = Kind::done;
@@ -95,23 +77,25 @@ struct RunResult {
 
 inline constexpr int most_rounds = 1'000'000'000;
 
+// A node's join request for the next round.
 struct JoinRequest {
   struct Worker {
     std::string name;
-    bool survives = false;
+    bool survives = false;  // it waits for the round; otherwise, it will be started
 
     bool operator==(const Worker&) const = default;
   };
   int node = 0;
   std::string host;
-  std::string address;
-  int port = 1;
-  bool failed = false;
-  std::vector<Worker> workers;
+  std::string address;          // as seen by the store
+  int port = 1;                 // free at that address
+  bool failed = false;          // a failure of its worker ended the last round
+  std::vector<Worker> workers;  // by local rank
 
   bool operator==(const JoinRequest&) const = default;
 };
 
+// The plan of one round.
 struct RoundPlan {
   struct Node {
     int node = 0;
@@ -121,10 +105,10 @@ struct RoundPlan {
     bool operator==(const Node&) const = default;
   };
   int round = 0;
-  int restarts = 0;
-  std::string master_address;
+  int restarts = 0;            // after failures
+  std::string master_address;  // where rank 0 of the round may listen
   int master_port = 1;
-  std::vector<Node> nodes;
+  std::vector<Node> nodes;  // in rank order
 
   [[nodiscard]] int ranks() const;
   // Returns the index in `nodes` (GROUP_RANK), or -1 if the round runs without `node`.

@@ -200,7 +200,7 @@ void refuse_run(Store& store, int node, const std::string& why) {
 }
 
 std::string address_for_others(const NodeSpec& spec, const std::vector<NodeClaim>& claims) {
-  const RendezvousEndpoint at = parse_rendezvous_endpoint(spec.rendezvous);
+  const sys::HostPort at = endpoint_of(spec);
   const auto outside = std::ranges::find_if(
       claims, [](const NodeClaim& claim) { return !sys::is_loopback_name(claim.address); });
   return sys::address_towards(

@@ -193,10 +193,11 @@ void check_limits(const WorkerSpec& spec, rlim_t most) {
   const auto ranks = static_cast<rlim_t>(spec.ranks) +
                      static_cast<rlim_t>(may_have_more_rounds(spec) ? spec.hot_spares : 0);
   const rlim_t needed = own + ranks * (of_a_rank + (spec.log_folder.empty() ? 0 : 1));
-  check_input(most >= needed,
-              "--ranks {}: expected a limit of at least {} open files, found {}: raise the hard "
-              "limit (ulimit -n), or start fewer ranks",
-              spec.ranks, needed, most);
+  check_input(
+      most >= needed,
+      "starting {} ranks: expected a limit of at least {} open files, found {}: raise the hard "
+      "limit (ulimit -n), or start fewer ranks",
+      spec.ranks, needed, most);
 }
 
 std::set<pid_t> numbers_of(const std::vector<sys::Process*>& processes) {
@@ -209,8 +210,7 @@ std::set<pid_t> numbers_of(const std::vector<sys::Process*>& processes) {
 
 std::string gpus_of(const WorkerSpec& spec, int local_rank) {
   if (spec.gpus_per_rank == 0) return {};
-  const auto same = [](const auto& entry) { return entry.first == variable::visible_gpus; };
-  const auto visible = std::ranges::find_if(spec.environment, same);
+  const auto visible = spec.environment.find(std::string_view(variable::visible_gpus));
   return rank_env::gpus_of_rank(
       local_rank, spec.ranks, spec.gpus_per_rank,
       visible == spec.environment.end() ? std::nullopt : std::optional(visible->second));

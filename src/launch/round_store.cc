@@ -12,7 +12,6 @@
 #include <lockstep/store/secret.h>
 
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -20,26 +19,19 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <span>
 #include <utility>
 
 namespace lockstep::launch {
 
-std::string RendezvousEndpoint::text() const {
-  const bool is_six = host.find(':') != std::string::npos;
-  return (is_six ? "[" + host + "]:" : host + ":") + std::to_string(port);
-}
-
-RendezvousEndpoint parse_rendezvous_endpoint(std::string_view text, const char* option) {
-  const std::size_t colon = text.rfind(':');
-  std::string_view host = text.substr(0, colon);
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  const auto port = parse_integer(colon == std::string_view::npos ? "" : text.substr(colon + 1));
-  check_input(!host.empty() && port && *port >= 1 && *port <= 65535,
-              "{}: expected HOST:PORT, found '{}'", option, text);
-  check_input(host != "0.0.0.0" && host != "::",
-              "{}: expected an address that the other nodes can reach, found {}", option, host);
-  return {std::string(host), static_cast<std::uint16_t>(*port)};
+sys::HostPort endpoint_of(const NodeSpec& spec) {
+  const bool apart = !spec.store.empty();
+  const char* option = apart ? "--store" : "--rendezvous";
+  const std::string& text = apart ? spec.store : spec.rendezvous;
+  auto at = sys::parse_host_port(text);
+  check_input(at && at->port > 0, "{}: expected HOST:PORT, found '{}'", option, text);
+  check_input(at->host != "0.0.0.0" && at->host != "::",
+              "{}: expected an address that the other nodes can reach, found {}", option, at->host);
+  return *std::move(at);
 }
 
 namespace {
@@ -53,7 +45,7 @@ std::string listen_host(const std::string& host) {
 }
 
 // Returns the content of --secret-file, or the user's own secret if the address is loopback.
-std::string secret_of_agents(const NodeSpec& spec, const RendezvousEndpoint& at) {
+std::string secret_of_agents(const NodeSpec& spec, const sys::HostPort& at) {
   if (!spec.secret_file.empty()) return read_secret_file(spec.secret_file);
   check_input(sys::is_loopback_name(at.host),
               "--secret-file is missing: agents that meet at {} over a network need a secret (any "
@@ -63,7 +55,7 @@ std::string secret_of_agents(const NodeSpec& spec, const RendezvousEndpoint& at)
 }
 
 // Serves the store from this process.
-std::unique_ptr<StoreServer> serve_agents(const NodeSpec& spec, const RendezvousEndpoint& at,
+std::unique_ptr<StoreServer> serve_agents(const NodeSpec& spec, const sys::HostPort& at,
                                           const std::string& secret) {
   try {
     return std::make_unique<StoreServer>(StoreServerOptions{.host = listen_host(at.host),
@@ -84,7 +76,7 @@ Duration time_to_reconnect(const NodeSpec& spec) {
 
 // Blocks until the server answers or the deadline passes. Error messages call this side `self`
 // ("node 1") and the other side `server` ("node 0").
-std::shared_ptr<TcpStore> come_to_store(const NodeSpec& spec, const RendezvousEndpoint& at,
+std::shared_ptr<TcpStore> come_to_store(const NodeSpec& spec, const sys::HostPort& at,
                                         const std::string& secret, Deadline deadline,
                                         const std::string& self, const std::string& server) {
   try {
@@ -103,42 +95,27 @@ std::shared_ptr<TcpStore> come_to_store(const NodeSpec& spec, const RendezvousEn
   }
 }
 
-std::string random_bytes(std::size_t size) {
-  std::string bytes(size, '\0');
-  sys::fill_randomly(std::as_writable_bytes(std::span(bytes)));
-  return bytes;
-}
-
-std::string hexadecimal(const std::string& bytes) {
-  std::string text;
-  for (unsigned char byte : bytes) text += formatted("{:02x}", byte);
-  return text;
-}
-
 }  // namespace
 
-RoundStore serve_store(int port) {
+RoundStore serve_store() {
   RoundStore served;
-  served.secret = random_bytes(rank_env::secret_bytes);
+  served.secret = sys::random_bytes(rank_env::secret_bytes);
   served.run_id = fresh_run_id();
-  StoreServerOptions options;
-  options.port = static_cast<std::uint16_t>(port);
-  options.secret = served.secret;
-  served.server = std::make_unique<StoreServer>(std::move(options));
+  served.server = std::make_unique<StoreServer>(StoreServerOptions{.secret = served.secret});
   served.address = "tcp://" + served.server->address();
   return served;
 }
 
-RoundStore open_round_store(const NodeSpec& nodes, int port, Deadline join_deadline) {
+RoundStore open_round_store(const NodeSpec& nodes, Deadline join_deadline) {
   const bool apart = !nodes.store.empty();
   if (!apart && nodes.nodes == 1) {
-    RoundStore served = serve_store(port);
+    RoundStore served = serve_store();
     served.store = std::make_shared<TcpStore>(
         TcpStoreOptions{.port = served.server->port(), .secret = served.secret});
     return served;
   }
   RoundStore opened;
-  const RendezvousEndpoint at = endpoint_of(nodes);
+  const sys::HostPort at = endpoint_of(nodes);
   opened.secret = secret_of_agents(nodes, at);
   if (!apart && nodes.node == 0) opened.server = serve_agents(nodes, at, opened.secret);
   const std::string self =
@@ -165,26 +142,16 @@ sys::FileDescriptor RoundStore::secret_descriptor() const {
   return sys::with_high_number(file);
 }
 
-std::string fresh_run_id() { return "lockstep-" + hexadecimal(random_bytes(8)); }
+std::string fresh_run_id() { return "lockstep-" + sys::hexadecimal(sys::random_bytes(8)); }
 
 int free_port() {
-  const sys::FileDescriptor six(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in6 any_six = {};  // dual-stack: IPV6_V6ONLY is off by default
-  any_six.sin6_family = AF_INET6;
-  socklen_t size = sizeof(any_six);
-  auto* address = reinterpret_cast<sockaddr*>(&any_six);
-  if (six && ::bind(six.get(), address, size) == 0 && ::getsockname(six.get(), address, &size) == 0)
-    return ntohs(any_six.sin6_port);
-
-  const sys::FileDescriptor four(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in any_four = {};
-  any_four.sin_family = AF_INET;
-  size = sizeof(any_four);
-  address = reinterpret_cast<sockaddr*>(&any_four);
-  if (!four || ::bind(four.get(), address, size) != 0 ||
-      ::getsockname(four.get(), address, &size) != 0)
-    throw SystemError("looking for a free port", errno);
-  return ntohs(any_four.sin_port);
+  for (const char* everywhere : {"::", "0.0.0.0"}) {  // "::" includes IPv4 by default
+    const auto address = sys::SocketAddress::tcp(everywhere, 0);
+    const sys::FileDescriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (socket && ::bind(socket.get(), address.get(), address.size()) == 0)
+      return sys::SocketAddress::local(socket.get()).port();
+  }
+  throw SystemError("looking for a free port", errno);
 }
 
 }  // namespace lockstep::launch

@@ -5,40 +5,23 @@
 #include "launch/agent.h"
 #include "rank_env/round_keys.h"
 #include "sys/file_descriptor.h"
+#include "sys/socket_address.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>
 
-#include <cstdint>
 #include <memory>
 #include <string>
-#include <string_view>
 
 namespace lockstep::launch {
 
 namespace round_key = rank_env::round_key;
 
-// The endpoint where the agents of several nodes meet, as --rendezvous gives it.
-struct RendezvousEndpoint {
-  std::string host;
-  std::uint16_t port = 0;
-
-  // "host-a:29400", "[fe80::1]:29400"
-  [[nodiscard]] std::string text() const;
-};
-
+// Returns where the agents of several nodes meet: NodeSpec::store, else NodeSpec::rendezvous.
 // Throws BadInput, which names the option, if the text is not HOST:PORT or if the host is a
 // wildcard address, which other nodes could not connect to. Resolves no names.
-[[nodiscard]] RendezvousEndpoint parse_rendezvous_endpoint(std::string_view text,
-                                                           const char* option = "--rendezvous");
-
-// Returns the endpoint: NodeSpec::store, else NodeSpec::rendezvous. Throws BadInput as
-// parse_rendezvous_endpoint() does.
-[[nodiscard]] inline RendezvousEndpoint endpoint_of(const NodeSpec& spec) {
-  return spec.store.empty() ? parse_rendezvous_endpoint(spec.rendezvous)
-                            : parse_rendezvous_endpoint(spec.store, "--store");
-}
+[[nodiscard]] sys::HostPort endpoint_of(const NodeSpec& spec);
 
 struct RoundStore {
   std::unique_ptr<StoreServer> server;  // null unless this agent serves the store
@@ -51,15 +34,14 @@ struct RoundStore {
   [[nodiscard]] sys::FileDescriptor secret_descriptor() const;
 };
 
-// Serves a store on 127.0.0.1:port (0: a free port) under a fresh secret. Throws BadInput if the
-// port is in use.
-[[nodiscard]] RoundStore serve_store(int port);
+// Serves a store on 127.0.0.1 under a fresh secret.
+[[nodiscard]] RoundStore serve_store();
 
-// Depending on `nodes`: serves the store of a run on one node at 127.0.0.1:port, serves the store
-// of several nodes, or connects to it (until `join_deadline`). Throws BadInput if the port is in
-// use, the address is not this host's, or the secret is missing, unreadable or wrong; Timeout if
-// there is no server.
-[[nodiscard]] RoundStore open_round_store(const NodeSpec& nodes, int port, Deadline join_deadline);
+// Depending on `nodes`: serves the store of a run on one node on 127.0.0.1, serves the store of
+// several nodes, or connects to it (until `join_deadline`). Throws BadInput if the port is in use,
+// the address is not this host's, or the secret is missing, unreadable or wrong; Timeout if there
+// is no server.
+[[nodiscard]] RoundStore open_round_store(const NodeSpec& nodes, Deadline join_deadline);
 
 // Returns a name that no other run has.
 [[nodiscard]] std::string fresh_run_id();

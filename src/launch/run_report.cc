@@ -317,11 +317,9 @@ void RunReport::open(const std::string& run_id) {
   errors_.emplace(run_.spec.log_folder, formatted("{}-{}", run_id, run_.node));
   Environment& environment = run_.spec.environment;
   flight_.emplace(environment, run_.spec.log_folder, run_id);
-  std::erase_if(environment, [](const auto& entry) {
-    return entry.first == variable::flight_folder || entry.first == variable::names_lines;
-  });
-  environment.emplace_back(variable::flight_folder, flight_->path());
-  if (run_.spec.prefix == PrefixStyle::rank) environment.emplace_back(variable::names_lines, "1");
+  environment[variable::flight_folder] = flight_->path();
+  environment.erase(variable::names_lines);
+  if (run_.spec.prefix == PrefixStyle::rank) environment[variable::names_lines] = "1";
 }
 
 const RankEnd& RunReport::cause_here() const {

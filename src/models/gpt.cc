@@ -1,6 +1,6 @@
 #include <lockstep/models/gpt.h>
 
-#include "models/gpt_options.h"
+#include "models/language_models.h"
 
 #include <lockstep/base/error.h>
 
@@ -11,13 +11,6 @@
 #include <utility>
 
 namespace lockstep::models {
-namespace {
-
-torch::nn::Linear linear(std::int64_t from, std::int64_t to, bool bias) {
-  return torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(bias));
-}
-
-}  // namespace
 
 GptLayerNormImpl::GptLayerNormImpl(std::int64_t width, bool with_bias) {
   weight = register_parameter("weight", torch::ones(width));
@@ -29,8 +22,8 @@ at::Tensor GptLayerNormImpl::forward(const at::Tensor& x) {
 }
 
 GptAttentionImpl::GptAttentionImpl(const GptOptions& options)
-    : c_attn(linear(options.hidden_size, 3 * options.hidden_size, options.bias)),
-      c_proj(linear(options.hidden_size, options.hidden_size, options.bias)),
+    : c_attn(linear_layer(options.hidden_size, 3 * options.hidden_size, options.bias)),
+      c_proj(linear_layer(options.hidden_size, options.hidden_size, options.bias)),
       resid_dropout(options.dropout),
       heads_(options.heads),
       dropout_(options.dropout) {
@@ -53,8 +46,8 @@ at::Tensor GptAttentionImpl::forward(const at::Tensor& x) {
 }
 
 GptFeedForwardImpl::GptFeedForwardImpl(const GptOptions& options)
-    : c_fc(linear(options.hidden_size, 4 * options.hidden_size, options.bias)),
-      c_proj(linear(4 * options.hidden_size, options.hidden_size, options.bias)),
+    : c_fc(linear_layer(options.hidden_size, 4 * options.hidden_size, options.bias)),
+      c_proj(linear_layer(4 * options.hidden_size, options.hidden_size, options.bias)),
       dropout(options.dropout),
       tanh_gelu_(options.tanh_gelu) {
   register_module("c_fc", c_fc);
@@ -109,21 +102,12 @@ GptImpl::GptImpl(GptOptions options) : transformer(checked(options, "Gpt")), opt
 }
 
 at::Tensor GptImpl::forward(const at::Tensor& ids) {
-  if (ids.dim() != 2 || ids.size(1) > options_.context_length) {
-    throw InvalidArgument(c10::str("Gpt::forward: expected ids of [rows, at most ",
-                                   options_.context_length, " tokens (the block)], found ",
-                                   ids.sizes()));
-  }
+  check_ids(ids, options_.context_length, "Gpt::forward");
   return head(transformer->forward(ids));
 }
 
 at::Tensor GptImpl::loss(const at::Tensor& ids, const at::Tensor& targets) {
-  at::Tensor logits = forward(ids).view({-1, options_.vocabulary});
-  // Computes the loss in fp32 at least: a mean over many tokens in 16 bits would lose most of them
-  // to rounding.
-  logits = logits.to(at::promote_types(logits.scalar_type(), at::kFloat));
-  return at::cross_entropy_loss(logits, targets.reshape(-1), /*weight=*/{}, at::Reduction::Mean,
-                                /*ignore_index=*/-1);
+  return token_loss(forward(ids), targets);
 }
 
 at::Tensor GptImpl::generate(at::Tensor ids, std::int64_t count, const GenerateOptions& options) {
@@ -140,6 +124,25 @@ std::vector<Alias> GptImpl::aliases() const {
 
 at::Tensor GptImpl::head(const at::Tensor& x) const {
   return at::linear(x, transformer->wte->weight);
+}
+
+torch::nn::Linear linear_layer(std::int64_t from, std::int64_t to, bool bias) {
+  return torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(bias));
+}
+
+void check_ids(const at::Tensor& ids, std::int64_t context_length, const char* what) {
+  if (ids.dim() != 2 || ids.size(1) > context_length)
+    throw InvalidArgument(c10::str(what, ": expected ids of [rows, at most ", context_length,
+                                   " tokens (the block)], found ", ids.sizes()));
+}
+
+at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets) {
+  // Computes the loss in fp32 at least: a mean over many tokens in 16 bits would lose most of them
+  // to rounding.
+  const at::Tensor flat = logits.view({-1, logits.size(-1)});
+  return at::cross_entropy_loss(flat.to(at::promote_types(flat.scalar_type(), at::kFloat)),
+                                targets.reshape(-1), /*weight=*/{}, at::Reduction::Mean,
+                                /*ignore_index=*/-1);
 }
 
 GptOptions checked(GptOptions options, const char* what) {

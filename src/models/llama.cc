@@ -1,5 +1,7 @@
 #include <lockstep/models/llama.h>
 
+#include "models/language_models.h"
+
 #include <lockstep/base/error.h>
 
 #include <torch/nn/init.h>
@@ -11,10 +13,6 @@
 
 namespace lockstep::models {
 namespace {
-
-torch::nn::Linear linear_layer(std::int64_t from, std::int64_t to, bool bias) {
-  return torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(bias));
-}
 
 std::int64_t head_width(const LlamaOptions& options) {
   return options.head_width > 0 ? options.head_width : options.hidden_size / options.heads;
@@ -201,28 +199,18 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& ids) {
 LlamaImpl::LlamaImpl(LlamaOptions options) : model(options = checked(options)), options_(options) {
   register_module("model", model);
   if (!options_.tied)
-    lm_head = register_module(
-        "lm_head",
-        torch::nn::Linear(
-            torch::nn::LinearOptions(options_.hidden_size, options_.vocabulary).bias(false)));
+    lm_head =
+        register_module("lm_head", linear_layer(options_.hidden_size, options_.vocabulary, false));
   initialise(*this);
 }
 
 at::Tensor LlamaImpl::forward(const at::Tensor& ids) {
-  if (ids.dim() != 2 || ids.size(1) > options_.context_length)
-    throw InvalidArgument(c10::str("Llama::forward: expected ids of [rows, at most ",
-                                   options_.context_length, " tokens (the block)], found ",
-                                   ids.sizes()));
+  check_ids(ids, options_.context_length, "Llama::forward");
   return head(model->forward(ids));
 }
 
 at::Tensor LlamaImpl::loss(const at::Tensor& ids, const at::Tensor& targets) {
-  at::Tensor logits = forward(ids).view({-1, options_.vocabulary});
-  // Computes the loss in fp32 at least: a mean over many tokens in 16 bits would lose most of them
-  // to rounding.
-  logits = logits.to(at::promote_types(logits.scalar_type(), at::kFloat));
-  return at::cross_entropy_loss(logits, targets.reshape(-1), /*weight=*/{}, at::Reduction::Mean,
-                                /*ignore_index=*/-1);
+  return token_loss(forward(ids), targets);
 }
 
 at::Tensor LlamaImpl::generate(at::Tensor ids, std::int64_t count, const GenerateOptions& options) {

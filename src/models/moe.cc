@@ -1,6 +1,6 @@
 #include <lockstep/models/moe.h>
 
-#include "models/gpt_options.h"
+#include "models/language_models.h"
 
 #include <lockstep/base/error.h>
 
@@ -85,10 +85,7 @@ MoeImpl::MoeImpl(MoeOptions options) : transformer(checked(options)), options_(c
 }
 
 void MoeImpl::check_ids(const at::Tensor& ids) const {
-  if (ids.dim() != 2 || ids.size(1) > options_.gpt.context_length)
-    throw InvalidArgument(c10::str("Moe::forward: expected ids of [rows, at most ",
-                                   options_.gpt.context_length, " tokens (the block)], found ",
-                                   ids.sizes()));
+  models::check_ids(ids, options_.gpt.context_length, "Moe::forward");
 }
 
 at::Tensor MoeImpl::forward(const at::Tensor& ids) {
@@ -99,10 +96,7 @@ at::Tensor MoeImpl::forward(const at::Tensor& ids) {
 at::Tensor MoeImpl::loss(const at::Tensor& ids, const at::Tensor& targets) {
   check_ids(ids);
   const MixtureImpl::Result result = transformer->forward(ids);
-  at::Tensor logits = head(result.output).view({-1, options_.gpt.vocabulary});
-  logits = logits.to(at::promote_types(logits.scalar_type(), at::kFloat));
-  const at::Tensor loss = at::cross_entropy_loss(logits, targets.reshape(-1), /*weight=*/{},
-                                                 at::Reduction::Mean, /*ignore_index=*/-1);
+  const at::Tensor loss = token_loss(head(result.output), targets);
   return is_training() ? loss + result.loss : loss;
 }
 

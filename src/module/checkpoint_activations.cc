@@ -68,14 +68,9 @@ void give_key(const at::Tensor& parameter) {
   const c10::DispatchKey key = dispatch::key();
   if (parameter.key_set().has(key)) return;
   at::NoGradGuard no_grad;
-  const auto keys = c10::DispatchKeySet(c10::computeDispatchKey(parameter.scalar_type(),
-                                                                at::kStrided, parameter.device()))
-                        .add(key);
-  at::Tensor keyed = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(parameter.storage()), keys, c10::scalarTypeToTypeMeta(parameter.scalar_type()));
-  keyed.unsafeGetTensorImpl()->set_sizes_and_strides(parameter.sizes(), parameter.strides(),
-                                                     parameter.storage_offset());
-  at::Tensor(parameter).set_data(keyed);
+  at::Tensor(parameter).set_data(dispatch::place_in(parameter.storage(), parameter.scalar_type(),
+                                                    parameter.storage_offset(), parameter.sizes(),
+                                                    parameter.strides(), c10::DispatchKeySet(key)));
 }
 
 }  // namespace

@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <set>
 #include <sstream>
@@ -42,26 +41,13 @@ std::vector<Digest> exchange(Group group, Digest mine, const CallOptions& call) 
   return all;
 }
 
-// Returns the texts of all ranks.
-std::vector<std::string> exchange(Group group, const std::string& mine,
-                                  const std::vector<Digest>& all, const CallOptions& call) {
-  std::vector<std::int64_t> counts;
-  std::int64_t total = 0;
-  for (const Digest& digest : all) {
-    counts.push_back(digest.bytes);
-    total += digest.bytes;
-  }
-  at::Tensor input = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
-  at::Tensor output = at::empty({total}, at::kByte);
-  if (!mine.empty()) std::memcpy(input.data_ptr(), mine.data(), mine.size());
-  group.all_gather(output, input, counts, call).wait();
-  std::vector<std::string> texts;
-  const char* from = static_cast<const char*>(output.data_ptr());
-  for (std::int64_t count : counts) {
-    texts.emplace_back(from, static_cast<std::size_t>(count));
-    from += count;
-  }
-  return texts;
+// Returns the text of a rank.
+std::string text_of(Group group, const std::string& mine, int rank, const Digest& digest,
+                    const CallOptions& call) {
+  at::Tensor text = at::empty({digest.bytes}, at::kByte);
+  if (group.rank() == rank) mine.copy(static_cast<char*>(text.data_ptr()), mine.size());
+  if (digest.bytes > 0) group.broadcast(text, rank, call).wait();
+  return {static_cast<const char*>(text.data_ptr()), text.nbytes()};
 }
 
 // Returns the first line that differs, in both versions.
@@ -122,9 +108,10 @@ void check_same_lines(const Group& group, const std::vector<std::string>& lines,
   auto other = std::find_if(digests.begin(), digests.end(),
                             [&](const Digest& one) { return one != digests.front(); });
   if (other == digests.end()) return;
-  auto rank = static_cast<std::size_t>(other - digests.begin());
-  std::vector<std::string> texts = exchange(group, text, digests, call);
-  auto [found_at_0, found_at_rank] = first_difference(texts.front(), texts[rank]);
+  auto rank = static_cast<int>(other - digests.begin());
+  const std::string at_0 = text_of(group, text, 0, digests.front(), call);
+  auto [found_at_0, found_at_rank] =
+      first_difference(at_0, text_of(group, text, rank, *other, call));
   throw Mismatch(formatted("the ranks' models differ: rank 0 has {}; rank {} has {}", found_at_0,
                            rank, found_at_rank));
 }

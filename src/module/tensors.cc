@@ -55,6 +55,20 @@ void check_one(std::string_view strategy, std::string_view kind, const std::stri
                   strategy, kind, name, oddity, name));
 }
 
+std::string last_of(const std::string& path) { return path.substr(path.rfind('.') + 1); }
+
+torch::nn::Module& module_around(const std::string& path, torch::nn::Module& all) {
+  torch::nn::Module* at = &all;
+  std::size_t begin = 0;
+  for (std::size_t dot; (dot = path.find('.', begin)) != std::string::npos; begin = dot + 1) {
+    const std::string name = path.substr(begin, dot - begin);
+    if (!at->named_children().contains(name))
+      at->register_module(name, std::make_shared<torch::nn::Module>(all.name()));
+    at = at->named_children()[name].get();
+  }
+  return *at;
+}
+
 std::vector<at::Tensor> all_of(const ModuleTensors& tensors) {
   std::vector<at::Tensor> all;
   for (const auto& parameter : tensors.parameters) all.push_back(parameter.tensor);
@@ -96,6 +110,19 @@ std::vector<std::string> names_of(const NamedParameter& parameter) {
   std::vector<std::string> names = {parameter.name};
   names.insert(names.end(), parameter.aliases.begin(), parameter.aliases.end());
   return names;
+}
+
+void add_module(torch::nn::Module& all, const std::string& path,
+                std::shared_ptr<torch::nn::Module> module) {
+  module_around(path, all).register_module(last_of(path), std::move(module));
+}
+
+void add_parameter(torch::nn::Module& all, const std::string& path, const at::Tensor& tensor) {
+  module_around(path, all).register_parameter(last_of(path), tensor, tensor.requires_grad());
+}
+
+void add_buffer(torch::nn::Module& all, const std::string& path, const at::Tensor& tensor) {
+  module_around(path, all).register_buffer(last_of(path), tensor);
 }
 
 bool is_ignored(const NamedParameter& parameter, std::span<const std::string> ignored) {

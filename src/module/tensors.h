@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,6 +38,13 @@ struct ModuleTensors {
 
 // Returns the names of a tensor, the first one first.
 [[nodiscard]] std::vector<std::string> names_of(const NamedParameter& parameter);
+
+// Register something under a path such as "layer.0.weight"; make the modules around it that are
+// missing.
+void add_module(torch::nn::Module& all, const std::string& path,
+                std::shared_ptr<torch::nn::Module> module);
+void add_parameter(torch::nn::Module& all, const std::string& path, const at::Tensor& tensor);
+void add_buffer(torch::nn::Module& all, const std::string& path, const at::Tensor& tensor);
 
 // Returns named_tensors() of the module, without detaching them.
 [[nodiscard]] std::vector<NamedTensor> own_tensors(const torch::nn::Module& module);

@@ -20,26 +20,27 @@
 namespace lockstep::optim {
 namespace {
 
-struct AdamRule {
-  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
-  bool amsgrad = false;
-  bool decoupled = false;  // weight decay as in AdamW
-};
+// True if weight decay is decoupled, as in AdamW.
+template <class Options>
+constexpr bool is_adamw = std::is_same_v<Options, torch::optim::AdamWOptions>;
 
-AdamConstants constants_of(const AdamRule& rule, const GroupStep& step, std::int64_t age) {
+template <class Options>
+AdamConstants constants_of(const Options& options, const GroupStep& step, std::int64_t age) {
+  auto [beta1, beta2] = options.betas();
+  double decay = options.weight_decay();
   auto t = static_cast<double>(age);
   double sign = step.update.maximize ? -1 : 1;
   return {.factor = static_cast<float>(sign * step.transform.factor),
           .limit = static_cast<float>(step.transform.limit),
-          .decay = static_cast<float>(rule.decoupled ? 0 : rule.weight_decay),
-          .decay_factor = static_cast<float>(rule.decoupled ? 1 - rule.lr * rule.weight_decay : 1),
-          .beta1 = static_cast<float>(rule.beta1),
-          .new1 = static_cast<float>(1 - rule.beta1),
-          .beta2 = static_cast<float>(rule.beta2),
-          .new2 = static_cast<float>(1 - rule.beta2),
-          .unbias = static_cast<float>(1 / std::sqrt(1 - std::pow(rule.beta2, t))),
-          .eps = static_cast<float>(rule.eps),
-          .step_size = static_cast<float>(rule.lr / (1 - std::pow(rule.beta1, t)))};
+          .decay = static_cast<float>(is_adamw<Options> ? 0 : decay),
+          .decay_factor = static_cast<float>(is_adamw<Options> ? 1 - options.lr() * decay : 1),
+          .beta1 = static_cast<float>(beta1),
+          .new1 = static_cast<float>(1 - beta1),
+          .beta2 = static_cast<float>(beta2),
+          .new2 = static_cast<float>(1 - beta2),
+          .unbias = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, t))),
+          .eps = static_cast<float>(options.eps()),
+          .step_size = static_cast<float>(options.lr() / (1 - std::pow(beta1, t)))};
 }
 
 void update_plain(const AdamConstants& constants, const ParameterSpan& span, std::int64_t begin,
@@ -121,38 +122,42 @@ void add(const UpdateEntry& entry, const GroupStep& step, std::vector<Batch>& ba
                              : batch->steps.front());
 }
 
-void run_batch(const Batch& batch, const AdamRule& rule, bool maximize) {
+template <class Options>
+void run_batch(const Batch& batch, const Options& options, bool maximize) {
+  auto [beta1, beta2] = options.betas();
   auto call = [&](auto kernel) {
     kernel(batch.parameters, batch.gradients, batch.averages, batch.squares, batch.greatest_squares,
-           batch.steps, rule.lr, rule.beta1, rule.beta2, rule.weight_decay, rule.eps, rule.amsgrad,
-           maximize);
+           batch.steps, options.lr(), beta1, beta2, options.weight_decay(), options.eps(),
+           options.amsgrad(), maximize);
   };
-  if (rule.decoupled)
+  if constexpr (is_adamw<Options>)
     call([](auto&&... arguments) { at::_fused_adamw_(arguments...); });
   else
     call([](auto&&... arguments) { at::_fused_adam_(arguments...); });
 }
 
 // Updates parameters on other devices, and float64 parameters.
-void update_by_torch(std::vector<UpdateEntry>& entries, const AdamRule& rule,
+template <class Options>
+void update_by_torch(std::vector<UpdateEntry>& entries, const Options& options,
                      const GroupStep& step) {
   std::vector<Batch> batches;
   for (const UpdateEntry& entry : entries)
     if (!entry.is_for_kernel()) add(entry, step, batches);
-  for (const Batch& batch : batches) run_batch(batch, rule, step.update.maximize);
+  for (const Batch& batch : batches) run_batch(batch, options, step.update.maximize);
   for (const UpdateEntry& entry : entries)
     if (!entry.is_for_kernel()) publish_master(entry);
 }
 
 // Updates prepared entries; entry.age is the number of this update.
-void update_entries(std::vector<UpdateEntry>& entries, const AdamRule& rule,
+template <class Options>
+void update_entries(std::vector<UpdateEntry>& entries, const Options& options,
                     const GroupStep& step) {
   std::vector<ParameterSpan> spans = make_spans(entries);
   count_bytes(spans, step);
   std::vector<AdamConstants> constants;
   for (std::size_t i = 0; i < spans.size(); ++i) {
     bool same_age = i > 0 && spans[i].age == spans[i - 1].age;
-    constants.push_back(same_age ? constants.back() : constants_of(rule, step, spans[i].age));
+    constants.push_back(same_age ? constants.back() : constants_of(options, step, spans[i].age));
   }
   for_each_piece(spans, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
     const ParameterSpan& span = spans[i];
@@ -160,15 +165,22 @@ void update_entries(std::vector<UpdateEntry>& entries, const AdamRule& rule,
     update_by_tiles(constants[i], span, begin, end,
                     rounding_key(step.update.seed, step.group, span.age));
   });
-  update_by_torch(entries, rule, step);
+  update_by_torch(entries, options, step);
   copy_back(entries);
 }
 
-// Steps a whole optimizer. `State` is our class, `TorchState` is torch::optim's, and `Options` is
-// the type of the groups' options.
-template <class State, class TorchState, class Options>
+// torch::optim's state class of a parameter, and ours.
+template <class Options>
+using TorchStateOf = std::conditional_t<is_adamw<Options>, torch::optim::AdamWParamState,
+                                        torch::optim::AdamParamState>;
+template <class Options>
+using StateOf = AdamStateOf<TorchStateOf<Options>>;
+
+// Steps a whole optimizer. `Options` is the type of the groups' options.
+template <class Options>
 void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap& states,
-               GroupStep step, bool decoupled) {
+               GroupStep step) {
+  using State = StateOf<Options>;
   at::NoGradGuard no_grad;
   std::vector<std::vector<UpdateEntry>> all;
   for (const auto& group : groups) {
@@ -179,7 +191,7 @@ void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap&
     const auto& options = static_cast<const Options&>(groups[i].options());
     std::vector<State*> own;
     for (UpdateEntry& entry : all[i]) {
-      auto& state = own_state<State, TorchState>(states, entry.parameter);
+      auto& state = own_state<State, TorchStateOf<Options>>(states, entry.parameter);
       own.push_back(&state);
       entry.master = &state.master_parameter;
       entry.state[0] = {&state.exp_avg(), &state.exp_avg_scale, Codes::with_sign};
@@ -192,28 +204,10 @@ void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap&
     check_state(all[i], step);
     prepare_state(all[i], step.update.state, step.update.memory.get());
     for (State* state : own) state->step(state->step() + 1);
-    auto [beta1, beta2] = options.betas();
-    AdamRule rule{.lr = options.lr(),
-                  .beta1 = beta1,
-                  .beta2 = beta2,
-                  .eps = options.eps(),
-                  .weight_decay = options.weight_decay(),
-                  .amsgrad = options.amsgrad(),
-                  .decoupled = decoupled};
     in_batches(all[i], step.update.memory.get(),
-               [&](std::vector<UpdateEntry>& some) { update_entries(some, rule, step); });
+               [&](std::vector<UpdateEntry>& some) { update_entries(some, options, step); });
   }
 }
-
-template <class Torch>
-constexpr bool is_adamw = std::is_same_v<Torch, torch::optim::AdamW>;
-
-// torch::optim's state class of a parameter, and ours.
-template <class Torch>
-using TorchStateOf = std::conditional_t<is_adamw<Torch>, torch::optim::AdamWParamState,
-                                        torch::optim::AdamParamState>;
-template <class Torch>
-using StateOf = AdamStateOf<TorchStateOf<Torch>>;
 
 }  // namespace
 
@@ -237,18 +231,16 @@ at::Tensor AdamOf<Torch, Options>::step(torch::optim::Optimizer::LossClosure clo
 template <class Torch, class Options>
 void AdamOf<Torch, Options>::update(const ElementTransform& transform) {
   this->bytes_moved_ = 0;
-  step_adam<StateOf<Torch>, TorchStateOf<Torch>, Options>(
-      this->param_groups_, this->state_,
-      {.update = update_,
-       .transform = transform,
-       .optimizer = is_adamw<Torch> ? "AdamW" : "Adam",
-       .bytes_moved = &this->bytes_moved_},
-      /*decoupled=*/is_adamw<Torch>);
+  step_adam<Options>(this->param_groups_, this->state_,
+                     {.update = update_,
+                      .transform = transform,
+                      .optimizer = is_adamw<Options> ? "AdamW" : "Adam",
+                      .bytes_moved = &this->bytes_moved_});
 }
 
 template <class Torch, class Options>
 void AdamOf<Torch, Options>::load(torch::serialize::InputArchive& archive) {
-  torch::optim::serialize<StateOf<Torch>, Options>(archive, *this);
+  torch::optim::serialize<StateOf<Options>, Options>(archive, *this);
 }
 
 template <class Torch, class Options>

@@ -2,7 +2,6 @@
 #include "optim/adam_kernel.h"
 
 #include "optim/prefetch.h"
-#include "optim/targets.h"
 
 #include <array>
 #include <cstddef>

@@ -1,8 +1,6 @@
 // Compiled once per instruction set (Highway's foreach_target); the set is chosen at run time.
 #include "optim/formats_kernel.h"
 
-#include "optim/targets.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

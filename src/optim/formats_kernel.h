@@ -1,5 +1,12 @@
-// Conversions between float32 and smaller formats: 16-bit floats, and blocks of 8-bit codes.
+// Conversions between float32 and smaller formats: 16-bit floats, and blocks of 8-bit codes; and a
+// sum over gradients.
 #pragma once
+
+// The instruction sets for which the kernels are compiled: enough to use the widest registers on
+// every processor. Vectors of unknown length (SVE) are excluded, because they cannot be struct
+// members.
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 
 #include <cstdint>
 
@@ -54,5 +61,9 @@ void read_blocks(Codes codes, const std::uint8_t* from, const float* scales, flo
 // returned are written back unchanged.
 void write_blocks(Codes codes, const float* from, std::uint8_t* to, float* scales,
                   std::int64_t count, const StochasticRounding* rounding);
+
+// Returns the sum of clamp(g * factor, -limit, limit)^2, accumulated in float64. It is finite if
+// and only if every element is, because a sum of squares of float32 cannot overflow float64 here.
+double sum_of_squares(const float* values, std::int64_t count, float factor, float limit);
 
 }  // namespace lockstep::optim

@@ -1,7 +1,6 @@
 #include <lockstep/optim/grad_scaler.h>
 
 #include "base/check.h"
-#include "optim/norm.h"
 #include "optim/update_entry.h"
 
 #include <lockstep/dispatch/part.h>

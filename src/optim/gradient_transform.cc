@@ -1,7 +1,6 @@
 #include <lockstep/optim/gradient_transform.h>
 
 #include "base/check.h"
-#include "optim/norm.h"
 #include "optim/update_entry.h"
 
 #include <algorithm>

@@ -1,8 +1,6 @@
 // Compiled once per instruction set (Highway's foreach_target); the set is chosen at run time.
 #include "optim/formats_kernel.h"
 
-#include "optim/targets.h"
-
 #include <cstddef>
 #include <cstring>
 
@@ -19,8 +17,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #include "optim/lanes.h"
 
-// Calls convert_lanes(from, to) for every whole vector, and once more for the rest, padded to a
-// whole vector.
+// Calls convert_lanes(from, to, index) for every whole vector, and once more for the rest, padded
+// to a whole vector. `to` may also be read.
 template <class From, class To, class Lanes>
 void convert(const From* from, To* to, std::int64_t count, const Lanes& convert_lanes) {
   const std::size_t lanes = hn::Lanes(FloatTag());
@@ -29,25 +27,10 @@ void convert(const From* from, To* to, std::int64_t count, const Lanes& convert_
   for (; i + lanes <= elements; i += lanes) convert_lanes(from + i, to + i, i);
   if (i == elements) return;
   From last[HWY_MAX_BYTES / sizeof(float)] = {};
-  To result[HWY_MAX_BYTES / sizeof(float)];
-  std::memcpy(last, from + i, (elements - i) * sizeof(From));
-  convert_lanes(last, result, i);
-  std::memcpy(to + i, result, (elements - i) * sizeof(To));
-}
-
-// Like convert(), but `to` is also read.
-template <class From, class To, class Lanes>
-void update(const From* from, To* to, std::int64_t count, const Lanes& update_lanes) {
-  const std::size_t lanes = hn::Lanes(FloatTag());
-  auto elements = static_cast<std::size_t>(count);
-  std::size_t i = 0;
-  for (; i + lanes <= elements; i += lanes) update_lanes(from + i, to + i);
-  if (i == elements) return;
-  From last[HWY_MAX_BYTES / sizeof(float)] = {};
   To result[HWY_MAX_BYTES / sizeof(float)] = {};
   std::memcpy(last, from + i, (elements - i) * sizeof(From));
   std::memcpy(result, to + i, (elements - i) * sizeof(To));
-  update_lanes(last, result);
+  convert_lanes(last, result, i);
   std::memcpy(to + i, result, (elements - i) * sizeof(To));
 }
 
@@ -126,14 +109,14 @@ HWY_INLINE void follow(Halves bits, Halves rounded, Floats widened, float* maste
 }
 
 void FollowHalf(const std::uint16_t* from, float* master, std::int64_t count) {
-  update(from, master, count, [](const std::uint16_t* f, float* m) {
+  convert(from, master, count, [](const std::uint16_t* f, float* m, std::size_t) {
     Halves bits = hn::LoadU(HalfBits(), f);
     follow(bits, narrowed_half(hn::LoadU(FloatTag(), m)), widened_half(bits), m);
   });
 }
 
 void FollowBFloat16(const std::uint16_t* from, float* master, std::int64_t count) {
-  update(from, master, count, [](const std::uint16_t* f, float* m) {
+  convert(from, master, count, [](const std::uint16_t* f, float* m, std::size_t) {
     Halves bits = hn::LoadU(HalfBits(), f);
     follow(bits, narrowed_bfloat16(hn::LoadU(FloatTag(), m)), widened_bfloat16(bits), m);
   });

@@ -1,10 +1,7 @@
-#include "optim/norm.h"
-
 #include "base/check.h"
 #include "dispatch/lazy_storage.h"
 #include "global/global_tensor.h"
 #include "optim/formats_kernel.h"
-#include "optim/scan_kernel.h"
 #include "optim/threads.h"
 #include "optim/update_entry.h"
 

@@ -1,8 +1,5 @@
 // Compiled once per instruction set (Highway's foreach_target); the set is chosen at run time.
-#include "optim/scan_kernel.h"
-
 #include "optim/formats_kernel.h"
-#include "optim/targets.h"
 
 #include <cstddef>
 #include <cstring>

@@ -18,20 +18,15 @@ using torch::optim::SGDParamState;
 
 namespace {
 
-struct SgdRule {
-  double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
-  bool nesterov = false;
-};
-
-SgdConstants constants_of(const SgdRule& rule, const GroupStep& step, bool first) {
+SgdConstants constants_of(const SGDOptions& options, const GroupStep& step, bool first) {
   double sign = step.update.maximize ? -1 : 1;
   return {.factor = static_cast<float>(sign * step.transform.factor),
           .limit = static_cast<float>(step.transform.limit),
-          .decay = static_cast<float>(rule.weight_decay),
-          .momentum = static_cast<float>(rule.momentum),
-          .undamped = static_cast<float>(1 - rule.dampening),
-          .lr = static_cast<float>(rule.lr),
-          .nesterov = rule.nesterov,
+          .decay = static_cast<float>(options.weight_decay()),
+          .momentum = static_cast<float>(options.momentum()),
+          .undamped = static_cast<float>(1 - options.dampening()),
+          .lr = static_cast<float>(options.lr()),
+          .nesterov = options.nesterov(),
           .first = first};
 }
 
@@ -62,28 +57,29 @@ void update_by_tiles(const SgdConstants& constants, const ParameterSpan& span, s
 
 // Updates parameters on other devices, and float64 parameters. One call per entry, because only
 // some entries have a momentum buffer yet.
-void update_by_torch(const UpdateEntry& entry, const SgdRule& rule, const GroupStep& step) {
+void update_by_torch(const UpdateEntry& entry, const SGDOptions& options, const GroupStep& step) {
   std::vector<at::Tensor> buffers;
   if (entry.state[0].values != nullptr) buffers.push_back(*entry.state[0].values);
   at::_fused_sgd_(updated_tensor(entry), transformed_gradient(entry, step.transform), buffers,
-                  rule.weight_decay, rule.momentum, rule.lr, rule.dampening, rule.nesterov,
-                  step.update.maximize, /*is_first_step=*/entry.first);
+                  options.weight_decay(), options.momentum(), options.lr(), options.dampening(),
+                  options.nesterov(), step.update.maximize, /*is_first_step=*/entry.first);
   publish_master(entry);
 }
 
 // Updates prepared entries. entry.state[0] is the momentum buffer, and is only used with momentum.
-void update_entries(std::vector<UpdateEntry>& entries, const SgdRule& rule, const GroupStep& step) {
+void update_entries(std::vector<UpdateEntry>& entries, const SGDOptions& options,
+                    const GroupStep& step) {
   std::vector<ParameterSpan> spans = make_spans(entries);
   count_bytes(spans, step);
   for_each_piece(spans, [&](std::size_t i, std::int64_t begin, std::int64_t end) {
     const ParameterSpan& span = spans[i];
-    SgdConstants constants = constants_of(rule, step, span.first);
+    SgdConstants constants = constants_of(options, step, span.first);
     if (span.is_plain()) return update_plain(constants, span, begin, end);
     update_by_tiles(constants, span, begin, end,
                     rounding_key(step.update.seed, step.group, span.age));
   });
   for (const UpdateEntry& entry : entries)
-    if (!entry.is_for_kernel()) update_by_torch(entry, rule, step);
+    if (!entry.is_for_kernel()) update_by_torch(entry, options, step);
   copy_back(entries);
 }
 
@@ -105,13 +101,8 @@ void update_group(std::vector<UpdateEntry> entries, StateMap& states, const SGDO
   }
   check_state(entries, step);
   prepare_state(entries, step.update.state, step.update.memory.get());
-  SgdRule rule{.lr = options.lr(),
-               .momentum = options.momentum(),
-               .dampening = options.dampening(),
-               .weight_decay = options.weight_decay(),
-               .nesterov = options.nesterov()};
   in_batches(entries, step.update.memory.get(),
-             [&](std::vector<UpdateEntry>& some) { update_entries(some, rule, step); });
+             [&](std::vector<UpdateEntry>& some) { update_entries(some, options, step); });
 }
 
 }  // namespace

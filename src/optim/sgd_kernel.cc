@@ -3,7 +3,6 @@
 
 #include "optim/formats_kernel.h"
 #include "optim/prefetch.h"
-#include "optim/targets.h"
 
 #include <array>
 #include <cstddef>

@@ -129,6 +129,13 @@ inline void multiply_gradients(std::span<const at::Tensor> parameters, double fa
     if (parameter.grad().defined()) parameter.mutable_grad().mul_(factor);
 }
 
+// Returns gradient_norm() (clipping.h) of the transformed gradients.
+[[nodiscard]] double transformed_norm(std::span<const at::Tensor> parameters,
+                                      const ElementTransform& transform, double norm_type);
+
+// Returns true if no element of the gradients is inf or NaN, on any rank that has parts of them.
+[[nodiscard]] bool all_finite(std::span<const at::Tensor> parameters);
+
 using StateMap = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
 // Returns the state of `parameter`: creates a new state if the parameter has no state, and converts

@@ -128,7 +128,7 @@ void BackwardStep::on_backward_end(bool nested) {
   at::NoGradGuard no_grad;
   if (!step_ || !step_->is_over(nested, reduces_ && all_ready())) return;
   // Otherwise, the other ranks wait for nothing from this rank, or receive its status.
-  const bool ends_all = options_.abort || (reduces_ && !exchanges_status());
+  const bool ends_all = options_.ends_with_failure() || (reduces_ && !exchanges_status());
   try {
     finish();
   } catch (const ComparedMismatch&) {
@@ -360,7 +360,7 @@ void BackwardStep::on_backward_failed() noexcept {
   at::NoGradGuard no_grad;
   const bool reduces = std::exchange(reduces_, false);
   try {
-    if (options_.abort || (reduces && !exchanges_status())) {
+    if (options_.ends_with_failure() || (reduces && !exchanges_status())) {
       abort_handle();
     } else if (reduces) {
       announce_failure();
@@ -377,12 +377,8 @@ void BackwardStep::on_backward_failed() noexcept {
 
 void BackwardStep::abort_handle() {
   const std::string text = notice_.take_text();
-  const std::string reason = formatted("{}: an exception ended backward(){}{}", options_.strategy,
-                                       text.empty() ? "" : ": ", text);
-  if (options_.abort)
-    options_.abort(reason);
-  else
-    group_.abort(reason);
+  options_.abort(formatted("{}: an exception ended backward(){}{}", options_.strategy,
+                           text.empty() ? "" : ": ", text));
 }
 
 // Active ranks also announce the end of their backward().

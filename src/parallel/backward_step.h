@@ -8,9 +8,10 @@
 //   gradient   the reducer takes the gradient, and posts buckets that are complete
 //   finish     contributes for unused parameters; posts the remaining buckets, this rank's status
 //              and rank 0's buffers; waits; checks the status of all ranks; publishes averages
-//   fail       after an exception that not all ranks throw: aborts the groups of a sharded handle;
-//              for other handles posts the same calls with the status "failed", so that all ranks
-//              get a ReductionFailed. The next step waits for these calls
+//   fail       after an exception that not all ranks throw: aborts the groups of a sharded handle
+//              and of a handle that is a part of another one; for other handles posts the same
+//              calls with the status "failed", so that all ranks get a ReductionFailed. The next
+//              step waits for these calls
 // After the first step, gradients are expected in the order in which rank 0's became ready.
 // Inside no_sync(), gradients stay on this rank, and the step only needs the end of backward().
 //
@@ -88,7 +89,7 @@ class StepStatus {
 //
 // Everything is called without gradient mode, and by one thread at a time. Every rank posts the
 // same calls in every step: the calls of accept() and post_rest(), or the same calls made by
-// post_failure(). If a failed backward() ends the handle (StepOptions::abort), there is no
+// post_failure(). If a failed backward() ends the handle (ends_with_failure), there is no
 // post_failure().
 class Reducer {
  public:
@@ -222,10 +223,12 @@ struct StepOptions {
   std::vector<NamedParameter> equal = {};
   std::optional<Duration> timeout = std::nullopt;
   std::shared_ptr<WaitTime> waits = std::make_shared<WaitTime>();
-  // Ends the handle's groups on all ranks, for the given reason, when an exception ends backward()
-  // on this rank. Null: the other ranks get a ReductionFailed, and the handle goes on, unless the
-  // status of a step is not exchanged.
-  std::function<void(std::string_view)> abort = nullptr;
+  // Ends the handle's groups on all ranks, for the given reason.
+  std::function<void(std::string_view)> abort;
+  // Returns true if an exception that ends backward() on this rank ends these groups. If false, the
+  // other ranks get a ReductionFailed, and the handle goes on, unless the status of a step is not
+  // exchanged.
+  std::function<bool()> ends_with_failure;
 };
 
 class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {

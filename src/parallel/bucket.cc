@@ -27,7 +27,11 @@
 namespace lockstep::parallel {
 namespace {
 
+using modules::without_repetitions;
+
 bool keeps_strides(const at::Tensor& like) { return like.is_non_overlapping_and_dense(); }
+
+}  // namespace
 
 at::Tensor place(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes,
                  at::IntArrayRef strides) {
@@ -35,7 +39,16 @@ at::Tensor place(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef si
       .set_(flat.storage(), flat.storage_offset() + offset, sizes, strides);
 }
 
-}  // namespace
+layout::BucketPlan plan_for(const std::vector<at::Tensor>& tensors,
+                            const layout::PlanOptions& limits) {
+  std::vector<layout::PlanItem> items;
+  for (const at::Tensor& tensor : tensors)
+    items.push_back({static_cast<std::int64_t>(without_repetitions(tensor).nbytes()),
+                     modules::kind_of(tensor)});
+  std::vector<int> order(tensors.size());
+  std::iota(order.begin(), order.end(), 0);
+  return layout::plan_buckets(items, order, limits);
+}
 
 Bucket::Bucket(const Group& group, layout::FlatLayout layout, c10::ScalarType dtype,
                c10::Device device, std::string name)
@@ -89,19 +102,6 @@ void give_pages_back(const at::Tensor& buffer) {
 
 namespace {
 
-using modules::without_repetitions;
-
-layout::BucketPlan plan_for(const std::vector<at::Tensor>& tensors, std::int64_t bucket_bytes) {
-  std::vector<layout::PlanItem> items;
-  for (const at::Tensor& tensor : tensors)
-    items.push_back({static_cast<std::int64_t>(without_repetitions(tensor).nbytes()),
-                     modules::kind_of(tensor)});
-  std::vector<int> order(tensors.size());
-  std::iota(order.begin(), order.end(), 0);
-  return layout::plan_buckets(items, order,
-                              {.first_bucket_bytes = bucket_bytes, .bucket_bytes = bucket_bytes});
-}
-
 std::vector<at::Tensor> select(const std::vector<at::Tensor>& tensors,
                                const std::vector<int>& numbers) {
   std::vector<at::Tensor> chosen;
@@ -134,7 +134,8 @@ void broadcast_now(const Group& group, const std::vector<at::Tensor>& tensors,
                    std::int64_t bucket_bytes, const CallOptions& call) {
   if (group.size() == 1) return;
   at::NoGradGuard no_grad;
-  for (const std::vector<int>& numbers : plan_for(tensors, bucket_bytes)) {
+  for (const std::vector<int>& numbers :
+       plan_for(tensors, {.first_bucket_bytes = bucket_bytes, .bucket_bytes = bucket_bytes})) {
     std::vector<at::Tensor> part = select(tensors, numbers);
     Bucket bucket = bucket_for(group, part);
     if (group.is_root()) pack(part, bucket);
@@ -150,9 +151,10 @@ StateBroadcast::StateBroadcast(Group& group, std::vector<at::Tensor> tensors)
 }
 
 void StateBroadcast::build() {
+  constexpr auto unlimited = std::numeric_limits<std::int64_t>::max();
   items_.clear();
   for (const std::vector<int>& numbers :
-       plan_for(tensors_, std::numeric_limits<std::int64_t>::max())) {
+       plan_for(tensors_, {.first_bucket_bytes = unlimited, .bucket_bytes = unlimited})) {
     std::vector<at::Tensor> tensors = select(tensors_, numbers);
     Bucket bucket = bucket_for(group_, tensors);
     items_.push_back({std::move(bucket), std::move(tensors)});
@@ -194,12 +196,6 @@ void StateBroadcast::finish() {
   }
 }
 
-std::vector<at::Tensor> deferred_among(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> deferred;
-  std::ranges::copy_if(tensors, std::back_inserter(deferred), dispatch::is_deferred);
-  return deferred;
-}
-
 std::vector<std::string> deferred_lines(const torch::nn::Module& module) {
   std::vector<std::string> lines;
   auto add = [&](const auto& items) {
@@ -212,8 +208,10 @@ std::vector<std::string> deferred_lines(const torch::nn::Module& module) {
   return lines;
 }
 
-void give_values(const Group& group, const std::vector<at::Tensor>& deferred,
+void give_values(const Group& group, const std::vector<at::Tensor>& tensors,
                  std::int64_t bucket_bytes, const CallOptions& call) {
+  std::vector<at::Tensor> deferred;
+  std::ranges::copy_if(tensors, std::back_inserter(deferred), dispatch::is_deferred);
   for (const at::Tensor& tensor : deferred) {
     if (group.is_root()) {
       dispatch::give_values(tensor);

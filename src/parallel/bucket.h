@@ -22,6 +22,15 @@ class Module;
 
 namespace lockstep::parallel {
 
+// Returns elements of a flat tensor as a tensor that is not a view in autograd's sense, so
+// zero_grad() can detach it in place when it is a .grad.
+[[nodiscard]] at::Tensor place(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes,
+                               at::IntArrayRef strides);
+
+// Groups tensors of the same dtype and device, in their order.
+[[nodiscard]] layout::BucketPlan plan_for(const std::vector<at::Tensor>& tensors,
+                                          const layout::PlanOptions& limits = {});
+
 class Bucket {
  public:
   // Allocates memory of the layout's dtype with group.empty_shared() and fills it with zeros.
@@ -39,9 +48,8 @@ class Bucket {
   // pairs of reals.
   [[nodiscard]] at::Tensor reducible() const;
 
-  // Returns the place of entry `i` as a tensor, with the strides of `like` if these leave no gaps,
-  // otherwise row-major. The tensor is not a view in autograd's sense, so zero_grad() can detach it
-  // in place when it is a .grad.
+  // Returns the place() of entry `i`, with the strides of `like` if these leave no gaps, otherwise
+  // row-major.
   [[nodiscard]] at::Tensor view(int i, const at::Tensor& like) const;
   [[nodiscard]] at::Tensor view(int i) const;
 
@@ -95,14 +103,13 @@ class StateBroadcast {
   std::vector<Item> items_;
 };
 
-// Returns the deferred tensors among `tensors`, with or without memory.
-[[nodiscard]] std::vector<at::Tensor> deferred_among(const std::vector<at::Tensor>& tensors);
 // Returns one line for each deferred parameter and buffer. The lines must be equal on all ranks,
 // because the values are broadcast collectively.
 [[nodiscard]] std::vector<std::string> deferred_lines(const torch::nn::Module& module);
 
-// Collective and blocking. Rank 0 computes the values and broadcasts them.
-void give_values(const Group& group, const std::vector<at::Tensor>& deferred,
+// Collective and blocking. Rank 0 computes the values of the deferred tensors among `tensors`, with
+// or without memory, and broadcasts them.
+void give_values(const Group& group, const std::vector<at::Tensor>& tensors,
                  std::int64_t bucket_bytes, const CallOptions& call);
 
 // Local. Turns a deferred tensor into an ordinary one with its values; does not change other

@@ -129,30 +129,27 @@ double Handle::seconds_waited() const { return state()->seconds_waited(); }
 
 StepTiming Handle::timing() const { return state()->timing(); }
 
-namespace {
-
 // A dead group, or a group with only this rank, needs no action.
-void abort_all(const std::vector<Group>& groups, std::string_view reason) noexcept {
-  for (Group group : groups) {
+void HandleState::abort_all(const Ends& ends, std::string_view reason) noexcept {
+  for (Group group : ends.groups) {
     try {
       if (group.size() > 1) group.abort(reason);
     } catch (...) {
       // The group is dead in this case.
     }
   }
+  if (const auto outer = ends.outer.lock()) abort_all(*outer, reason);
 }
 
-}  // namespace
-
-void HandleState::abort(std::string_view reason) const noexcept { abort_all(*groups_, reason); }
+void HandleState::abort(std::string_view reason) const noexcept { abort_all(*ends_, reason); }
 
 std::function<void(std::string_view)> HandleState::abort_of(const Handle& handle) {
-  return [weak = std::weak_ptr(of(handle).groups_)](std::string_view reason) {
-    if (const auto groups = weak.lock()) abort_all(*groups, reason);
+  return [weak = std::weak_ptr(of(handle).ends_)](std::string_view reason) {
+    if (const auto ends = weak.lock()) abort_all(*ends, reason);
   };
 }
 
-void HandleState::aborts(const Group& group) { groups_->push_back(group); }
+void HandleState::aborts(const Group& group) { ends_->groups.push_back(group); }
 
 void HandleState::aborts(const Mesh& mesh) {
   aborts(mesh.group());
@@ -160,7 +157,7 @@ void HandleState::aborts(const Mesh& mesh) {
 }
 
 void HandleState::aborts(const HandleState& other) {
-  groups_->insert(groups_->end(), other.groups_->begin(), other.groups_->end());
+  std::ranges::copy(other.ends_->groups, std::back_inserter(ends_->groups));
 }
 
 Joinable& Handle::joinable() { return state()->joinable(); }
@@ -408,7 +405,10 @@ class SeparateParts final : public CompositeState {
       std::vector<std::string>& names = names_.emplace_back(modules::names_of(entry));
       for (const std::string& name : names) place_.emplace(name, names_.size() - 1);
     }
-    for (const Handle& handle : handles_) add_child(handle);
+    for (const Handle& handle : handles_) {
+      add_child(handle);
+      adopt(of(handle));
+    }
   }
 
   void detach() override {

@@ -147,9 +147,13 @@ class HandleState {
   [[nodiscard]] virtual std::shared_ptr<optim::StateMemory> state_memory() const { return nullptr; }
   [[nodiscard]] virtual double seconds_waited() const = 0;
   [[nodiscard]] virtual StepTiming timing() const { return {}; }
-  // Local: aborts every group that aborts() has listed, on all ranks that can be reached. Any
-  // thread may call it, also during detach().
+  // Local: aborts every group that aborts() has listed, on all ranks that can be reached. If this
+  // strategy is a part of another one, such as fully_shard() under tensor parallelism, also aborts
+  // the groups of that one. Any thread may call it, also during detach().
   void abort(std::string_view reason) const noexcept;
+  // Returns true if this strategy is a part of another one: its ranks also wait for ranks that are
+  // not in its own groups.
+  [[nodiscard]] bool is_part() const { return !ends_->outer.expired(); }
   // Returns a callback that calls abort(), and does nothing once the strategy is destroyed. Any
   // thread may call it.
   [[nodiscard]] static std::function<void(std::string_view)> abort_of(const Handle& handle);
@@ -187,10 +191,20 @@ class HandleState {
   void aborts(const Group& group);
   void aborts(const Mesh& mesh);
   void aborts(const HandleState& other);
+  // Makes `part` a part of this strategy, so that its abort() ends the groups of this one, too.
+  // Call only during construction. A pipeline does not need it: it aborts its groups with the text
+  // of an exception of its stages.
+  void adopt(const HandleState& part) const { part.ends_->outer = ends_; }
 
  private:
+  struct Ends {
+    std::vector<Group> groups;
+    std::weak_ptr<const Ends> outer;  // of the strategy that this one is a part of
+  };
+  static void abort_all(const Ends& ends, std::string_view reason) noexcept;
+
   const Holds holds_;
-  const std::shared_ptr<std::vector<Group>> groups_ = std::make_shared<std::vector<Group>>();
+  const std::shared_ptr<Ends> ends_ = std::make_shared<Ends>();
   std::atomic<int> no_sync_scopes_ = 0;  // read by threads of backward()
 };
 

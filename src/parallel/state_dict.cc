@@ -2,9 +2,11 @@
 
 #include "base/check.h"
 #include "base/escaped.h"
+#include "base/format.h"
 #include "dispatch/lazy_storage.h"
 #include "module/tensors.h"
 
+#include <lockstep/base/error.h>
 #include <lockstep/dispatch/deferred_init.h>
 #include <lockstep/dispatch/part.h>
 
@@ -16,6 +18,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <set>
 #include <utility>
@@ -97,24 +100,33 @@ class Encoder {
   std::vector<std::int64_t> words_;
 };
 
+// Throws Mismatch for words that no Encoder has written.
 class Decoder {
  public:
   explicit Decoder(std::span<const std::int64_t> words) : words_(words) {}
 
-  std::int64_t number() {
-    std::int64_t value = words_.front();
+  std::int64_t number(std::int64_t most = std::numeric_limits<std::int64_t>::max()) {
+    if (words_.empty()) throw Mismatch("exchange of parts: a description ends too early");
+    const std::int64_t value = words_.front();
+    if (value < 0 || value > most)
+      throw Mismatch(
+          formatted("exchange of parts: expected a number from 0 to {}, found {}", most, value));
     words_ = words_.subspan(1);
     return value;
   }
+  // Returns the length of a list whose elements follow.
+  std::size_t count() { return static_cast<std::size_t>(number(std::ssize(words_))); }
   template <typename Number>
   std::vector<Number> numbers() {
-    auto count = static_cast<std::size_t>(number());
-    std::vector<Number> values;
-    for (std::size_t i = 0; i < count; ++i) values.push_back(static_cast<Number>(number()));
+    std::vector<Number> values(count());
+    for (Number& value : values)
+      value = static_cast<Number>(number(std::numeric_limits<Number>::max()));
     return values;
   }
   std::string text() {
-    auto length = static_cast<std::size_t>(number());
+    constexpr auto bytes_of_word = static_cast<std::int64_t>(word_bytes);
+    const auto length = static_cast<std::size_t>(
+        number(bytes_of_word * std::max<std::int64_t>(0, std::ssize(words_) - 1)));
     std::string value(reinterpret_cast<const char*>(words_.data()), length);
     words_ = words_.subspan((length + word_bytes - 1) / word_bytes);
     return value;
@@ -146,13 +158,15 @@ std::vector<std::int64_t> encoded(std::span<const Part> parts) {
 
 std::vector<Part> decoded(std::span<const std::int64_t> words) {
   Decoder decoder(words);
-  std::vector<Part> parts(static_cast<std::size_t>(decoder.number()));
+  std::vector<Part> parts(decoder.count());
   // One tensor for all parts of a dtype and kind of device, because there may be many parts.
   std::map<std::pair<c10::ScalarType, c10::DeviceType>, at::Tensor> tensors;
   for (Part& part : parts) {
     part.name = decoder.text();
-    const auto dtype = static_cast<c10::ScalarType>(decoder.number());
-    const auto device = static_cast<c10::DeviceType>(decoder.number());
+    const auto dtype = static_cast<c10::ScalarType>(
+        decoder.number(static_cast<std::int64_t>(c10::ScalarType::NumOptions) - 1));
+    const auto device =
+        static_cast<c10::DeviceType>(decoder.number(c10::COMPILE_TIME_MAX_DEVICE_TYPES - 1));
     at::Tensor& tensor = tensors[{dtype, device}];
     if (!tensor.defined()) tensor = no_elements(dtype, device);
     part.tensor = tensor;
@@ -162,8 +176,8 @@ std::vector<Part> decoded(std::span<const std::int64_t> words) {
     part.slice.range.begin = decoder.number();
     part.slice.range.end = decoder.number();
     part.slice.dim_order = decoder.numbers<int>();
-    part.kind = static_cast<PartKind>(decoder.number());
-    part.aliases.resize(static_cast<std::size_t>(decoder.number()));
+    part.kind = static_cast<PartKind>(decoder.number(static_cast<std::int64_t>(PartKind::ignored)));
+    part.aliases.resize(decoder.count());
     for (std::string& alias : part.aliases) alias = decoder.text();
   }
   return parts;

@@ -31,10 +31,11 @@ fs::path owner_file(const fs::path& folder, int owner) {
 }
 
 fs::path folder_of_user() {
-  const std::string base =
-      environment::text("LOCKSTEP_COMMITS")
-          .value_or(fs::is_directory(shared_memory) ? std::string(shared_memory)
-                                                    : fs::temp_directory_path().string());
+  std::error_code unknown;
+  const std::string base = environment::text("LOCKSTEP_COMMITS")
+                               .value_or(fs::is_directory(shared_memory, unknown)
+                                             ? std::string(shared_memory)
+                                             : fs::temp_directory_path(unknown).string());
   return fs::path(base) / formatted("lockstep-commits-{}", ::getuid());
 }
 

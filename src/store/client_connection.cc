@@ -5,6 +5,7 @@
 #include "base/scope_exit.h"
 #include "base/text.h"
 #include "store/table.h"
+#include "sys/random_bytes.h"
 #include "sys/sockets.h"
 
 #include <array>
@@ -12,7 +13,6 @@
 #include <thread>
 
 #include <poll.h>
-#include <sodium.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -29,18 +29,11 @@ void throw_unless_done(const store::Message& reply, Clock::time_point start) {
   throw BadInput(reply.parts.empty() ? "store: a request was refused" : reply.parts[0]);
 }
 
-std::string random_session() {
-  if (sodium_init() < 0) throw SystemError("starting libsodium", 0);
-  std::string name(store::session_bytes, '\0');
-  randombytes_buf(name.data(), name.size());
-  return name;
-}
-
 }  // namespace
 
 TcpStore::Connection::Connection(const TcpStoreOptions& options)
     : options_(options), key_(options.secret) {
-  if (options_.reconnect > Duration::zero()) session_ = random_session();
+  if (options_.reconnect > Duration::zero()) session_ = sys::random_bytes(store::session_bytes);
   connect(Deadline::after(options_.connect_timeout));
 }
 

@@ -191,12 +191,9 @@ bool FileStore::erase(std::string_view key) {
 
 std::vector<std::string> FileStore::keys(std::string_view prefix) {
   std::vector<std::string> found;
-  std::error_code error;
-  fs::directory_iterator files(folder_, error);
-  if (error) throw SystemError("listing store " + folder_.string(), error.value());
-  for (const fs::directory_entry& file : files) {
-    if (file.path().extension() != suffix) continue;
-    auto entry = read_entry(file.path());
+  for (const fs::path& file : sys::entries_in(folder_)) {
+    if (file.extension() != suffix) continue;
+    auto entry = read_entry(file);
     if (entry && entry->key.starts_with(prefix)) found.push_back(std::move(entry->key));
   }
   std::sort(found.begin(), found.end());

@@ -1,17 +1,18 @@
 #include "store/handshake.h"
 
 #include "base/check.h"
+#include "sys/random_bytes.h"
 #include "sys/sockets.h"
 
 #include <lockstep/base/error.h>
 
 #include <algorithm>
-#include <cstring>
 
 namespace lockstep::store {
 
-Sealer::Sealer(const StreamKey& key) : header_(stream_header_bytes, '\0') {
-  crypto_secretstream_xchacha20poly1305_init_push(&state_, unsigned_bytes_of(header_), key.data());
+Sealer::Sealer(std::string_view key) : header_(stream_header_bytes, '\0') {
+  crypto_secretstream_xchacha20poly1305_init_push(&state_, unsigned_bytes_of(header_),
+                                                  unsigned_bytes_of(key));
 }
 
 std::string Sealer::seal(std::string_view message) {
@@ -24,10 +25,10 @@ std::string Sealer::seal(std::string_view message) {
   return frame;
 }
 
-Opener::Opener(const StreamKey& key, std::string_view header) {
+Opener::Opener(std::string_view key, std::string_view header) {
   bool ok = header.size() == stream_header_bytes &&
             crypto_secretstream_xchacha20poly1305_init_pull(&state_, unsigned_bytes_of(header),
-                                                            key.data()) == 0;
+                                                            unsigned_bytes_of(key)) == 0;
   check_input(ok, "store: the encrypted stream has an invalid header");
 }
 
@@ -52,14 +53,8 @@ std::string receive_text(int socket, std::size_t size, Deadline deadline) {
 
 }  // namespace
 
-Nonce random_nonce() {
-  if (sodium_init() < 0) throw SystemError("starting libsodium", 0);
-  Nonce nonce{};
-  randombytes_buf(nonce.data(), nonce.size());
-  return nonce;
-}
-
 StoreKey::StoreKey(std::string_view secret) {
+  if (sodium_init() < 0) throw SystemError("starting libsodium", 0);
   constexpr std::string_view label = "lockstep store: key of the secret";
   crypto_generichash_state state;
   crypto_generichash_init(&state, nullptr, 0, key_.size());
@@ -70,63 +65,44 @@ StoreKey::StoreKey(std::string_view secret) {
 
 StoreKey::~StoreKey() { sodium_memzero(key_.data(), key_.size()); }
 
-std::array<unsigned char, 32> StoreKey::derive(std::string_view label, const Nonces& nonces) const {
-  std::array<unsigned char, 32> result{};
+std::string StoreKey::derive(std::string_view label, const Nonces& nonces) const {
+  std::string result(proof_bytes, '\0');
   crypto_generichash_state state;
   crypto_generichash_init(&state, key_.data(), key_.size(), result.size());
-  crypto_generichash_update(&state, unsigned_bytes_of(label), label.size());
-  crypto_generichash_update(&state, nonces.server.data(), nonces.server.size());
-  crypto_generichash_update(&state, nonces.client.data(), nonces.client.size());
-  crypto_generichash_final(&state, result.data(), result.size());
+  for (std::string_view part :
+       {label, std::string_view(nonces.server), std::string_view(nonces.client)})
+    crypto_generichash_update(&state, unsigned_bytes_of(part), part.size());
+  crypto_generichash_final(&state, unsigned_bytes_of(result), result.size());
   return result;
 }
 
-Proof StoreKey::server_proof(const Nonces& nonces) const {
-  return derive("lockstep store: proof of the server", nonces);
-}
-
-Proof StoreKey::client_proof(const Nonces& nonces) const {
-  return derive("lockstep store: proof of the client", nonces);
-}
-
-StreamKey StoreKey::key_to_server(const Nonces& nonces) const {
-  return derive("lockstep store: stream to the server", nonces);
-}
-
-StreamKey StoreKey::key_to_client(const Nonces& nonces) const {
-  return derive("lockstep store: stream to the client", nonces);
-}
-
-bool equal(const Proof& a, const Proof& b) {
-  return sodium_memcmp(a.data(), b.data(), a.size()) == 0;
+bool equal(std::string_view a, std::string_view b) {
+  return sodium_memcmp(a.data(), b.data(), proof_bytes) == 0;
 }
 
 ClientStreams shake_hands(int socket, std::string_view address, const StoreKey& key,
                           Deadline deadline) {
   std::string greeting = receive_text(socket, magic.size() + nonce_bytes, deadline);
   check_input(greeting.starts_with(magic), "{} is not a Lockstep store", address);
-  Nonces nonces{.server = {}, .client = random_nonce()};
-  std::memcpy(nonces.server.data(), greeting.data() + magic.size(), nonce_bytes);
+  const Nonces nonces{.server = greeting.substr(magic.size()),
+                      .client = sys::random_bytes(nonce_bytes)};
 
   std::string proof(magic);
-  proof.append(text_of(nonces.client)).append(text_of(key.client_proof(nonces)));
+  proof.append(nonces.client).append(key.derive(client_proof, nonces));
   sys::send_all(socket, sys::bytes_of(proof), deadline);
 
   std::string answer = receive_text(socket, proof_bytes + stream_header_bytes, deadline);
-  bool refused = std::all_of(answer.begin(), answer.end(), [](char byte) { return byte == 0; });
   check_input(
-      !refused,
+      answer.find_first_not_of('\0') != std::string::npos,
       "store at {} refused the secret: the server and its clients must have the same secret",
       address);
-  Proof server_proof{};
-  std::memcpy(server_proof.data(), answer.data(), proof_bytes);
-  check_input(equal(server_proof, key.server_proof(nonces)),
+  check_input(equal(answer, key.derive(server_proof, nonces)),
               "store at {} could not prove that it knows the secret: it may belong to another run "
               "or program",
               address);
 
-  ClientStreams streams{Sealer(key.key_to_server(nonces)),
-                        Opener(key.key_to_client(nonces), answer.substr(proof_bytes))};
+  ClientStreams streams{Sealer(key.derive(key_to_server, nonces)),
+                        Opener(key.derive(key_to_client, nonces), answer.substr(proof_bytes))};
   sys::send_all(socket, sys::bytes_of(streams.to_server.header()), deadline);
   return streams;
 }
@@ -147,8 +123,8 @@ bool fill(std::string& part, std::string_view& bytes, std::size_t size) {
 }  // namespace
 
 ServerSession::ServerSession(const StoreKey& key) : key_(key) {
-  nonces_.server = random_nonce();
-  output_.append(magic).append(text_of(nonces_.server));
+  nonces_.server = sys::random_bytes(nonce_bytes);
+  output_.append(magic).append(nonces_.server);
 }
 
 void ServerSession::receive(std::string_view bytes) {
@@ -158,22 +134,19 @@ void ServerSession::receive(std::string_view bytes) {
 }
 
 void ServerSession::read_proof() {
-  std::string_view part = handshake_;
-  std::memcpy(nonces_.client.data(), part.data() + magic.size(), nonce_bytes);
-  Proof proof{};
-  std::memcpy(proof.data(), part.data() + magic.size() + nonce_bytes, proof_bytes);
-  bool known = equal(proof, key_.client_proof(nonces_)) && part.starts_with(magic);
-  if (!known) {
+  nonces_.client = handshake_.substr(magic.size(), nonce_bytes);
+  const std::string_view proof = std::string_view(handshake_).substr(magic.size() + nonce_bytes);
+  if (!equal(proof, key_.derive(client_proof, nonces_)) || !handshake_.starts_with(magic)) {
     output_.append(proof_bytes + stream_header_bytes, '\0');
     throw BadInput("store: a client did not know the secret");
   }
-  sealer_.emplace(key_.key_to_client(nonces_));
-  output_.append(text_of(key_.server_proof(nonces_))).append(sealer_->header());
+  sealer_.emplace(key_.derive(key_to_client, nonces_));
+  output_.append(key_.derive(server_proof, nonces_)).append(sealer_->header());
   handshake_.clear();
 }
 
 void ServerSession::read_header() {
-  opener_.emplace(key_.key_to_server(nonces_), handshake_);
+  opener_.emplace(key_.derive(key_to_server, nonces_), handshake_);
   handshake_.clear();
 }
 

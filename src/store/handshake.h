@@ -26,26 +26,21 @@ inline const unsigned char* unsigned_bytes_of(std::string_view text) {
   return reinterpret_cast<const unsigned char*>(text.data());
 }
 
-template <std::size_t size>
-std::string_view text_of(const std::array<unsigned char, size>& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), size};
-}
-
 inline constexpr std::size_t stream_header_bytes = 24;
 inline constexpr std::size_t seal_bytes = 17;
-inline constexpr std::size_t stream_key_bytes = 32;
+// The sizes of a nonce, and of everything that StoreKey derives.
+inline constexpr std::size_t nonce_bytes = 32, proof_bytes = 32;
 
 static_assert(stream_header_bytes == crypto_secretstream_xchacha20poly1305_HEADERBYTES);
 static_assert(seal_bytes == crypto_secretstream_xchacha20poly1305_ABYTES);
-static_assert(stream_key_bytes == crypto_secretstream_xchacha20poly1305_KEYBYTES);
-
-using StreamKey = std::array<unsigned char, stream_key_bytes>;
+static_assert(proof_bytes == crypto_secretstream_xchacha20poly1305_KEYBYTES);
 
 // One direction of an encrypted connection. Third parties can neither read the messages nor change,
 // drop, repeat or reorder them undetected (libsodium's crypto_secretstream).
 class Sealer {
  public:
-  explicit Sealer(const StreamKey& key);
+  // `key` is derived from the store's key (StoreKey).
+  explicit Sealer(std::string_view key);
   // Returns the header, which must be sent to the other side before the first frame.
   [[nodiscard]] const std::string& header() const { return header_; }
   // Returns a complete frame including its length.
@@ -59,7 +54,7 @@ class Sealer {
 class Opener {
  public:
   // Throws BadInput if the header is invalid.
-  Opener(const StreamKey& key, std::string_view header);
+  Opener(std::string_view key, std::string_view header);
   // Decrypts the content of a frame, given without its length. Throws BadInput unless `sealed` is
   // the next frame that the other side sealed.
   [[nodiscard]] std::string open(std::string_view sealed);
@@ -68,19 +63,16 @@ class Opener {
   crypto_secretstream_xchacha20poly1305_state state_{};
 };
 
-inline constexpr std::size_t nonce_bytes = 32;
-inline constexpr std::size_t proof_bytes = 32;
-
-using Nonce = std::array<unsigned char, nonce_bytes>;
-using Proof = std::array<unsigned char, proof_bytes>;
-
 // One nonce from each side, so that neither side can replay an old connection.
 struct Nonces {
-  Nonce server{};
-  Nonce client{};
+  std::string server, client;
 };
 
-[[nodiscard]] Nonce random_nonce();
+// The labels of StoreKey::derive().
+inline constexpr std::string_view server_proof = "lockstep store: proof of the server";
+inline constexpr std::string_view client_proof = "lockstep store: proof of the client";
+inline constexpr std::string_view key_to_server = "lockstep store: stream to the server";
+inline constexpr std::string_view key_to_client = "lockstep store: stream to the client";
 
 // A key derived from the secret. The destructor wipes its memory. The secret may be empty; then
 // every peer knows it.
@@ -91,20 +83,15 @@ class StoreKey {
   StoreKey(const StoreKey&) = default;
   StoreKey& operator=(const StoreKey&) = default;
 
-  [[nodiscard]] Proof server_proof(const Nonces& nonces) const;
-  [[nodiscard]] Proof client_proof(const Nonces& nonces) const;
-  [[nodiscard]] StreamKey key_to_server(const Nonces& nonces) const;
-  [[nodiscard]] StreamKey key_to_client(const Nonces& nonces) const;
+  // Returns a proof of one side, or the key of one stream, as `label` says.
+  [[nodiscard]] std::string derive(std::string_view label, const Nonces& nonces) const;
 
  private:
-  [[nodiscard]] std::array<unsigned char, 32> derive(std::string_view label,
-                                                     const Nonces& nonces) const;
-
-  std::array<unsigned char, 32> key_{};
+  std::array<unsigned char, proof_bytes> key_{};
 };
 
-// Compares in constant time.
-[[nodiscard]] bool equal(const Proof& a, const Proof& b);
+// Compares two proofs in constant time.
+[[nodiscard]] bool equal(std::string_view a, std::string_view b);
 
 struct ClientStreams {
   Sealer to_server;

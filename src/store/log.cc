@@ -3,13 +3,12 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "sys/files.h"
-#include "sys/signals.h"
+#include "sys/random_bytes.h"
 
 #include <lockstep/base/error.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <utility>
 
 #include <fcntl.h>
@@ -49,26 +48,15 @@ std::string framed(const Message& record) {
   return bytes + payload;
 }
 
-void write_all(int file, std::string_view bytes, const std::string& name) {
-  const sys::ScopedSignalBlock quiet(SIGXFSZ);
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(file, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0)
-      throw SystemError("writing the store's log " + name, written < 0 ? errno : EIO);
-    bytes.remove_prefix(static_cast<std::size_t>(written));
-  }
+// Appends the bytes, whatever the offset: both files are opened with O_APPEND.
+void write_to_disk(int file, std::string_view bytes, const std::string& name) {
+  sys::write_all_at(file, 0, std::as_bytes(std::span(bytes)), "the store's log " + name);
   if (::fdatasync(file) != 0) throw SystemError("writing the store's log " + name, errno);
 }
 
 }  // namespace
 
-std::string random_store_name() {
-  if (sodium_init() < 0) throw SystemError("starting libsodium", 0);
-  std::string name(store_name_bytes, '\0');
-  randombytes_buf(name.data(), name.size());
-  return name;
-}
+std::string random_store_name() { return sys::random_bytes(store_name_bytes); }
 
 Log::Log(std::filesystem::path file, Table& table, Sessions& sessions)
     : path_(std::move(file)), table_(table), sessions_(sessions) {
@@ -77,8 +65,8 @@ Log::Log(std::filesystem::path file, Table& table, Sessions& sessions)
   const std::string content = sys::read_file(path_);
   if (content.empty()) {
     store_name_ = random_store_name();
-    write_all(file_.get(), header(), path_.string());
-    sys::flush_folder(std::filesystem::absolute(path_).parent_path());
+    write_to_disk(file_.get(), header(), path_.string());
+    sys::flush_folder(path_.has_parent_path() ? path_.parent_path() : ".");
     size_ = least_size_ = file_header_bytes;
   } else {
     read(content);
@@ -182,7 +170,7 @@ void Log::append(const Message& record) { pending_ += framed(record); }
 
 void Log::commit() {
   if (pending_.empty()) return;
-  write_all(file_.get(), pending_, path_.string());
+  write_to_disk(file_.get(), pending_, path_.string());
   size_ += pending_.size();
   pending_.clear();
   if (size_ > 2 * least_size_ + most_waste) write_anew();
@@ -206,7 +194,7 @@ void Log::write_anew() {
   sys::FileDescriptor anew(
       ::open(partial.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_APPEND, 0600));
   if (!anew) throw SystemError("making " + partial.string(), errno);
-  write_all(anew.get(), content, partial.string());
+  write_to_disk(anew.get(), content, partial.string());
   if (::flock(anew.get(), LOCK_EX | LOCK_NB) != 0)
     throw SystemError("locking " + partial.string(), errno);
   sys::rename_durably(partial, path_);

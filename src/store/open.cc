@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/text.h"
+#include "sys/socket_address.h"
 
 #include <utility>
 
@@ -30,14 +31,9 @@ TcpStoreOptions parse_tcp(std::string_view address) {
     reconnect = *time;
     place = place.substr(0, mark);
   }
-  std::size_t colon = place.rfind(':');
-  if (colon == std::string_view::npos) throw not_understood(address);
-  std::string_view host = place.substr(0, colon);
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  auto port = parse_integer(place.substr(colon + 1));
-  if (host.empty() || !port || *port < 1 || *port > 65535) throw not_understood(address);
-  return {
-      .host = std::string(host), .port = static_cast<std::uint16_t>(*port), .reconnect = reconnect};
+  const auto at = sys::parse_host_port(place);
+  if (!at || at->port == 0) throw not_understood(address);
+  return {.host = at->host, .port = at->port, .reconnect = reconnect};
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "sys/file_descriptor.h"
 #include "sys/files.h"
+#include "sys/random_bytes.h"
 
 #include <sodium.h>
 
@@ -55,11 +56,9 @@ void make_secret(const std::filesystem::path& file) {
   const sys::FileDescriptor made(::mkostemp(temporary.data(), O_CLOEXEC));  // mode 600
   if (!made) throw SystemError("making " + temporary, errno);
   const ScopeExit remove([&] { ::unlink(temporary.c_str()); });
-  if (sodium_init() < 0) throw SystemError("starting libsodium", 0);
-  unsigned char content[32];
-  randombytes_buf(content, sizeof(content));
-  if (::write(made.get(), content, sizeof(content)) != sizeof(content) || ::fsync(made.get()) != 0)
-    throw SystemError("writing " + temporary, errno);
+  const std::string content = sys::random_bytes(32);
+  sys::write_all_at(made.get(), 0, std::as_bytes(std::span(content)), temporary);
+  if (::fsync(made.get()) != 0) throw SystemError("writing " + temporary, errno);
   if (::link(temporary.c_str(), file.c_str()) != 0 && errno != EEXIST)
     throw SystemError("making " + file.string(), errno);
 }

@@ -100,7 +100,6 @@ class StoreServer::Loop {
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         buffer_(receive_bytes),
         table_(options_.max_bytes) {
-    if (sodium_init() < 0) throw SystemError("starting libsodium", 0);
     if (!wake_) throw SystemError("making an eventfd", errno);
     if (!options_.log.empty()) log_.emplace(options_.log, table_, sessions_);
     store_name_ = log_ ? log_->store_name() : store::random_store_name();

@@ -11,9 +11,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace lockstep::sys {
@@ -99,6 +101,15 @@ class JsonCounter final : public nlohmann::json_sax<nlohmann::json> {
   detail::JsonCounter counter(limits);
   nlohmann::json::sax_parse(text.begin(), text.end(), &counter);
   return nlohmann::json::parse(text.begin(), text.end());
+}
+
+// Returns the integer; std::nullopt for any other value and for integers beyond 64 bits. (The JSON
+// library itself would truncate 1.5 to 1 and wrap integers that are too large.)
+[[nodiscard]] inline std::optional<std::int64_t> integer_of(const nlohmann::json& value) {
+  const bool fits = value.is_number_unsigned()
+                        ? std::in_range<std::int64_t>(value.get<std::uint64_t>())
+                        : value.is_number_integer();
+  return fits ? std::optional(value.get<std::int64_t>()) : std::nullopt;
 }
 
 }  // namespace lockstep::sys

@@ -2,22 +2,20 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <utility>
 #include <vector>
 
 #include <fcntl.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
 
-#include "base/fingerprint.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "sys/random_bytes.h"
 #include "sys/signals.h"
 
 namespace lockstep::sys {
@@ -29,22 +27,12 @@ fs::path folder_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-// Returns a number that is practically unique; if the kernel returns no random bytes, computes it
-// from the pid and the clock.
-std::uint64_t number_of_no_other() {
-  std::uint64_t number = 0;
-  if (::getrandom(&number, sizeof(number), 0) == sizeof(number)) return number;
-  const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
-  return combine_fingerprints(static_cast<std::uint64_t>(::getpid()),
-                              static_cast<std::uint64_t>(now));
-}
-
 // Creates a new file beside `path` and sets `name` to its path. (mkstemp would create a file that
 // only its owner can read.)
 FileDescriptor create_beside(const fs::path& path, mode_t mode, std::string& name) {
   for (;;) {
     name = (folder_of(path) /
-            formatted(".{}.{:016x}.partial", path.filename().string(), number_of_no_other()))
+            formatted(".{}.{}.partial", path.filename().string(), hexadecimal(random_bytes(8))))
                .string();
     FileDescriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
     if (file) return file;
@@ -52,19 +40,19 @@ FileDescriptor create_beside(const fs::path& path, mode_t mode, std::string& nam
   }
 }
 
+}  // namespace
+
 void write_all_at(int file, std::uint64_t offset, std::span<const std::byte> bytes,
-                  const fs::path& path) {
+                  std::string_view name) {
   const ScopedSignalBlock quiet(SIGXFSZ);
   while (!bytes.empty()) {
-    ssize_t count = ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    const ssize_t count = ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw SystemError("writing " + path.string(), errno);
+    if (count <= 0) throw SystemError(formatted("writing {}", name), count < 0 ? errno : EIO);
     bytes = bytes.subspan(static_cast<std::size_t>(count));
     offset += static_cast<std::uint64_t>(count);
   }
 }
-
-}  // namespace
 
 void flush_file(int file, std::string_view name) {
   int result = 0;
@@ -103,6 +91,45 @@ std::string read_file(const fs::path& path) {
   return content;
 }
 
+bool exists(const fs::path& path) {
+  std::error_code error;
+  const bool found = fs::exists(path, error);
+  if (error) throw SystemError("looking at " + path.string(), error.value());
+  return found;
+}
+
+bool is_folder(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (!fs::status_known(status)) throw SystemError("looking at " + path.string(), error.value());
+  return fs::is_directory(status);
+}
+
+std::vector<fs::path> entries_in(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
+    found.push_back(entry->path());
+  if (error) throw SystemError("listing " + folder.string(), error.value());
+  std::ranges::sort(found);
+  return found;
+}
+
+void remove_all(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) throw SystemError("removing " + path.string(), error.value());
+}
+
+fs::path own_program() {
+  constexpr const char* link = "/proc/self/exe";
+  std::error_code error;
+  fs::path program = fs::read_symlink(link, error);
+  if (error) throw SystemError(formatted("reading {}", link), error.value());
+  return program;
+}
+
 void make_directories(const fs::path& path, mode_t mode) {
   std::vector<fs::path> missing;
   std::error_code error;
@@ -136,26 +163,21 @@ AtomicFile::~AtomicFile() {
   if (file_) ::unlink(temporary_.c_str());
 }
 
-void AtomicFile::write(std::span<const std::byte> bytes) {
+int AtomicFile::open_file() const {
   if (!file_) throw InvalidArgument("writing " + path_.string() + ": it is committed already");
-  const ScopedSignalBlock quiet(SIGXFSZ);
-  while (!bytes.empty()) {
-    ssize_t count = ::write(file_.get(), bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw SystemError("writing " + path_.string(), errno);
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
-  }
+  return file_.get();
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  write_at(written_, bytes);
+  written_ += bytes.size();
 }
 
 void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
-  if (!file_) throw InvalidArgument("writing " + path_.string() + ": it is committed already");
-  write_all_at(file_.get(), offset, bytes, path_);
+  write_all_at(open_file(), offset, bytes, path_.string());
 }
 
-void AtomicFile::flush() {
-  if (!file_) throw InvalidArgument("writing " + path_.string() + ": it is committed already");
-  flush_file(file_.get(), path_.string());
-}
+void AtomicFile::flush() { flush_file(open_file(), path_.string()); }
 
 void AtomicFile::commit() {
   flush();
@@ -227,7 +249,7 @@ void PositionedFile::reserve(std::uint64_t bytes) {
 }
 
 void PositionedFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
-  write_all_at(file_.get(), offset, bytes, path_);
+  write_all_at(file_.get(), offset, bytes, path_.string());
 }
 
 void PositionedFile::flush() { flush_file(file_.get(), path_.string()); }

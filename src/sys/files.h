@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <sys/types.h>
 
@@ -21,6 +22,25 @@ namespace lockstep::sys {
 // Creates the folder and its missing parents with this mode (less the umask). The new folders
 // survive a power failure.
 void make_directories(const std::filesystem::path& path, mode_t mode = 0777);
+
+// Answers a question about a path, following links. Unlike the functions of std::filesystem, throws
+// SystemError if the system gives no answer (the path leads through a folder that this process may
+// not search, or through a link to itself).
+[[nodiscard]] bool exists(const std::filesystem::path& path);
+[[nodiscard]] bool is_folder(const std::filesystem::path& path);
+
+// Returns the paths in a folder, sorted by name.
+[[nodiscard]] std::vector<std::filesystem::path> entries_in(const std::filesystem::path& folder);
+
+// Removes a file, or a folder with everything in it. Does nothing if the path does not exist.
+void remove_all(const std::filesystem::path& path);
+
+// Returns the file of the program that this process runs.
+[[nodiscard]] std::filesystem::path own_program();
+
+// Writes all bytes to an open file. `name` is the file's name in the SystemError.
+void write_all_at(int file, std::uint64_t offset, std::span<const std::byte> bytes,
+                  std::string_view name);
 
 // Flushes an open file to disk. Does nothing if the filesystem does not support flushing.
 void flush_file(int file, std::string_view name);
@@ -65,9 +85,13 @@ class AtomicFile {
                             mode_t mode = 0666);
 
  private:
+  // Throws InvalidArgument if the file is committed.
+  [[nodiscard]] int open_file() const;
+
   std::filesystem::path path_;
   std::string temporary_;
   FileDescriptor file_;
+  std::uint64_t written_ = 0;  // by write()
 };
 
 // A file that several processes write or read concurrently, each at its own offsets.

@@ -1,5 +1,6 @@
 #include "sys/random_bytes.h"
 
+#include "base/format.h"
 #include "sys/file_descriptor.h"
 
 #include <lockstep/base/error.h>
@@ -12,13 +13,14 @@
 
 namespace lockstep::sys {
 
-void fill_randomly(std::span<std::byte> bytes) {
+std::string random_bytes(std::size_t size) {
+  std::string bytes(size, '\0');
   FileDescriptor device;
-  while (!bytes.empty()) {
-    const ssize_t count = device ? ::read(device.get(), bytes.data(), bytes.size())
-                                 : ::getrandom(bytes.data(), bytes.size(), 0);
+  for (std::size_t got = 0; got < size;) {
+    const ssize_t count = device ? ::read(device.get(), bytes.data() + got, size - got)
+                                 : ::getrandom(bytes.data() + got, size - got, 0);
     if (count > 0) {
-      bytes = bytes.subspan(static_cast<std::size_t>(count));
+      got += static_cast<std::size_t>(count);
       continue;
     }
     if (count < 0 && errno == EINTR) continue;
@@ -29,6 +31,13 @@ void fill_randomly(std::span<std::byte> bytes) {
       throw SystemError("reading /dev/urandom", error);
     if (!device) throw SystemError("getting random bytes", error);
   }
+  return bytes;
+}
+
+std::string hexadecimal(std::string_view bytes) {
+  std::string text;
+  for (unsigned char byte : bytes) text += formatted("{:02x}", byte);
+  return text;
 }
 
 }  // namespace lockstep::sys

@@ -2,12 +2,16 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
+#include <string>
+#include <string_view>
 
 namespace lockstep::sys {
 
 // Uses getrandom(), or /dev/urandom if a container forbids that. Blocks only during boot. Throws
 // SystemError if neither source works.
-void fill_randomly(std::span<std::byte> bytes);
+[[nodiscard]] std::string random_bytes(std::size_t size);
+
+// Returns two digits per byte: "00ff".
+[[nodiscard]] std::string hexadecimal(std::string_view bytes);
 
 }  // namespace lockstep::sys

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/scope_exit.h"
+#include "base/text.h"
 #include "sys/file_descriptor.h"
 
 #include <lockstep/base/error.h>
@@ -68,6 +69,21 @@ std::string outward_address() {
 }
 
 }  // namespace
+
+std::string HostPort::text() const {
+  const bool is_six = host.find(':') != std::string::npos;
+  return (is_six ? "[" + host + "]:" : host + ":") + std::to_string(port);
+}
+
+std::optional<HostPort> parse_host_port(std::string_view text) {
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos) return std::nullopt;
+  std::string_view host = text.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  const auto port = parse_integer(text.substr(colon + 1));
+  if (host.empty() || !port || *port < 0 || *port > 65535) return std::nullopt;
+  return HostPort{std::string(host), static_cast<std::uint16_t>(*port)};
+}
 
 std::vector<SocketAddress> SocketAddress::all_tcp(std::string_view host, std::uint16_t port) {
   addrinfo hints{};

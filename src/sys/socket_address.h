@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +11,18 @@
 #include <sys/socket.h>
 
 namespace lockstep::sys {
+
+// A host, which may be a name, and a port.
+struct HostPort {
+  std::string host;  // without brackets
+  std::uint16_t port = 0;
+
+  // "host-a:29400", "[fe80::1]:29400"
+  [[nodiscard]] std::string text() const;
+};
+
+// Reads the form of text(). Returns std::nullopt for another text. Resolves no names.
+[[nodiscard]] std::optional<HostPort> parse_host_port(std::string_view text);
 
 class SocketAddress {
  public:

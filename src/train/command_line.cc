@@ -2,6 +2,7 @@
 #include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "sys/files.h"
 #include "sys/program.h"
 #include "train/configuration.h"
 #include "train/option_table.h"
@@ -153,7 +154,7 @@ std::string config_of_resumed_run(const Words& words) {
   const bool goes_on = is_given(resume_option) || is_given("resume-auto");
   if (!goes_on || out == words.values.end()) return {};
   std::filesystem::path path = std::filesystem::path(out->second) / "config.toml";
-  return std::filesystem::exists(path) ? path.string() : std::string();
+  return sys::exists(path) ? path.string() : std::string();
 }
 
 // If the mesh has no axis fsdp, config.toml says "none" even if --shard was not given. Reads such a

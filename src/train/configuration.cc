@@ -234,8 +234,7 @@ void check_run(Configuration& configuration, int ranks) {
   if (task.parallel_plan().experts > 0) check_mixtures(options, task, layout);
   check_start_options(options);
   const std::filesystem::path trace(options.trace);
-  check_input(trace.empty() || std::filesystem::is_directory(
-                                   trace.has_parent_path() ? trace.parent_path() : "."),
+  check_input(trace.empty() || sys::is_folder(trace.has_parent_path() ? trace.parent_path() : "."),
               "--trace {}: expected a file in a folder that is there", escaped(options.trace));
 }
 

@@ -18,7 +18,6 @@ namespace {
 
 // Returns the option of this run that works on the CPU only; empty without one.
 std::string_view option_of_cpu(const Options& options) {
-  if (options.elastic) return "--elastic";
   if (options.strategy == StrategyKind::threads) return "--strategy threads";
   if (options.strategy == StrategyKind::ps) return "--strategy ps";
   return {};
@@ -33,12 +32,12 @@ void seed_generator(c10::Device device, std::uint64_t seed) {
 }  // namespace
 
 void check_device(const std::string& device) {
-  if (device.empty() || device == "cpu") return;
+  if (device.empty() || is_cpu(device)) return;
   static_cast<void>(usable_devices(visible_devices(), device, "--device"));
 }
 
 void check_device(const Options& options) {
-  if (options.device.empty() || options.device == "cpu") return;
+  if (options.device.empty() || is_cpu(options.device)) return;
   const std::string_view option = option_of_cpu(options);
   check_input(option.empty(), "{} computes on the CPU: expected --device cpu, found --device {}",
               option, options.device);
@@ -52,8 +51,9 @@ std::string device_for_init(const Options& options) {
 c10::Device device_of(const Options& options) {
   if (!option_of_cpu(options).empty()) return c10::kCPU;
   if (options.device.empty()) return device();
+  if (is_cpu(options.device)) return c10::kCPU;
   const c10::Device named(options.device);
-  if (named.is_cpu() || named.has_index()) return named;
+  if (named.has_index()) return named;
   return {named.type(), at::accelerator::getDeviceIndex()};
 }
 

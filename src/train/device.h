@@ -13,7 +13,8 @@
 
 namespace lockstep::train {
 
-// Throws BadInput if this process cannot see the device of this name. Always accepts "" and "cpu".
+// Throws BadInput if this process cannot see the device of this name. Always accepts "" and
+// the names of the CPU.
 void check_device(const std::string& device);
 // Checks Options::device. Also throws BadInput if it is not the CPU and the options work only
 // there.

@@ -6,6 +6,7 @@
 #include "base/scope_exit.h"
 #include "base/text.h"
 #include "elastic/slot_layout.h"
+#include "sys/files.h"
 #include "train/configuration.h"
 #include "train/device.h"
 #include "train/interrupt.h"
@@ -14,7 +15,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/run_on_all_or_fail.h>
-#include <lockstep/data/sampler.h>
+#include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/train/saved_model.h>
 
 #include <ATen/core/grad_mode.h>
@@ -22,7 +23,6 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
 #include <numbers>
@@ -32,40 +32,12 @@
 namespace lockstep::train {
 namespace {
 
-Evaluation means_of(const Totals& totals) {
-  return {.loss = totals.loss / totals.targets, .accuracy = totals.correct / totals.targets};
-}
+std::int64_t divided_up(std::int64_t number, std::int64_t by) { return (number + by - 1) / by; }
 
-// Like evaluate(), with Evaluator::Options::stops.
-Evaluation evaluate_until(const std::function<bool()>& stops, Group& group, std::int64_t samples,
-                          std::int64_t rows, const Measure& measure, bool in_step) {
-  at::NoGradGuard no_gradients;
-  data::Sampler sampler(
-      samples, {.rank = group.rank(), .world = group.size(), .shuffle = false, .uneven = true});
-  std::vector<std::size_t> mine = sampler.order(0);
-  std::span<const std::size_t> left(mine);
-  Totals totals;
-  bool is_stopped = false;
-  while (!left.empty()) {
-    is_stopped = stops();
-    if (is_stopped) break;
-    std::size_t count = std::min<std::size_t>(rows, left.size());
-    totals += measure(left.first(count));
-    left = left.subspan(count);
-  }
-  std::int64_t most = (samples + group.size() - 1) / group.size();
-  bool is_short =
-      (most + rows - 1) / rows > (static_cast<std::int64_t>(mine.size()) + rows - 1) / rows;
-  if (in_step && is_short && !is_stopped) {
-    is_stopped = stops();
-    if (!is_stopped) (void)measure(std::array<std::size_t, 1>{0});
-  }
-  at::Tensor sums = at::tensor(
-      {totals.loss, totals.targets, totals.correct, is_stopped ? 1.0 : 0.0}, at::kDouble);
-  group.all_reduce(sums, Op::sum).wait();
-  const double* of_all = sums.const_data_ptr<double>();
-  if (of_all[3] > 0) throw Interrupted();
-  return means_of({.loss = of_all[0], .targets = of_all[1], .correct = of_all[2]});
+// Returns a number of parts of at most `rows` samples: equally many for each rank, if there are
+// enough samples.
+std::int64_t parts_of(std::int64_t samples, std::int64_t rows, int ranks) {
+  return std::min(samples, divided_up(samples, rows * ranks) * ranks);
 }
 
 // Returns the means over samples 0 ... samples - 1, split into `parts`. One rank measures each
@@ -82,9 +54,8 @@ Evaluation evaluate_parts(Group& group, std::int64_t samples, std::int64_t parts
     return measure(numbers);
   };
   const layout::Range own = slots_of_rank(parts, group.rank(), group.size());
-  const std::int64_t most = (parts + group.size() - 1) / group.size();
   // With `in_step`, every rank calls the sharded model equally often.
-  const std::int64_t passes = in_step ? most : own.length();
+  const std::int64_t passes = in_step ? divided_up(parts, group.size()) : own.length();
   bool is_stopped = false;
   for (std::int64_t pass = 0; pass < passes; ++pass) {
     is_stopped = stops();
@@ -102,11 +73,11 @@ Evaluation evaluate_parts(Group& group, std::int64_t samples, std::int64_t parts
   totals.pop_back();
   Totals all;
   for (const Totals& of_part : totals) all += of_part;
-  return means_of(all);
+  return {.loss = all.loss / all.targets, .accuracy = all.correct / all.targets};
 }
 
 Best best_in(const std::filesystem::path& file, const checkpoint::Metadata& basis) {
-  if (!std::filesystem::exists(file)) return {};
+  if (!sys::exists(file)) return {};
   try {
     checkpoint::Metadata metadata = checkpoint::read_safetensors(file, {.tensors = false}).metadata;
     checkpoint::Metadata own;
@@ -135,7 +106,7 @@ void find_own_data(const SavedModel& saved, bool is_needed) {
     if (!is_needed || (is_known && path.empty())) continue;
     check_input(!path.empty(), "{}: no config.toml beside it names its data: name some with --data",
                 saved.file.string());
-    check_input(std::filesystem::exists(path),
+    check_input(sys::exists(path),
                 "{}: the config.toml of its run names the data {}, which is not there from this "
                 "folder: name it with --data",
                 saved.file.string(), path);
@@ -166,7 +137,8 @@ void check_fingerprint(const SavedModel& saved) {
 
 Evaluation evaluate(Group& group, std::int64_t samples, std::int64_t rows, const Measure& measure,
                     bool in_step) {
-  return evaluate_until([] { return false; }, group, samples, rows, measure, in_step);
+  return evaluate_parts(group, samples, parts_of(samples, rows, group.size()), in_step, measure,
+                        [] { return false; });
 }
 
 Evaluator::Evaluator(Task& task, std::shared_ptr<torch::nn::Module> module, Group world,
@@ -180,8 +152,7 @@ Evaluator::Evaluator(Task& task, std::shared_ptr<torch::nn::Module> module, Grou
                                    : samples_) {}
 
 Evaluation Evaluator::over(std::int64_t count) {
-  const std::int64_t most = (count + world_.size() - 1) / world_.size();  // per rank
-  auto mine = static_cast<double>(most);
+  const auto mine = static_cast<double>(divided_up(count, world_.size()));
   double done = 0;
   auto measure = [&](std::span<const std::size_t> numbers) {
     std::vector<std::size_t> chosen(numbers.begin(), numbers.end());
@@ -203,11 +174,10 @@ Evaluation Evaluator::over(std::int64_t count) {
   });
   const auto stops = [&] { return options_.stops && options_.stops(); };
   const std::int64_t rows = task_.rows_at_once();
-  if (options_.parts > 0) {
-    const std::int64_t parts = std::max(options_.parts, (count + rows - 1) / rows);
-    return evaluate_parts(world_, count, std::min(parts, count), options_.in_step, measure, stops);
-  }
-  return evaluate_until(stops, world_, count, rows, measure, options_.in_step);
+  const std::int64_t parts =
+      options_.parts > 0 ? std::min(count, std::max(options_.parts, divided_up(count, rows)))
+                         : parts_of(count, rows, world_.size());
+  return evaluate_parts(world_, count, parts, options_.in_step, measure, stops);
 }
 
 checkpoint::Metadata basis_of(const std::string& data_fingerprint,
@@ -240,7 +210,7 @@ SavedEvaluation evaluate_saved(const EvaluateOptions& options, Group world,
     if (options.data.empty()) check_fingerprint(*saved);
     module = task.make_model();
     load_into(*module, *saved);
-    module->to(options.device);
+    move_to(*module, options.device);
   });
   Task* task = saved->task.get();
   Evaluator evaluator(*task, module, world,

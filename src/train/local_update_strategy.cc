@@ -41,7 +41,7 @@ class Copies {
   virtual void load_state(const std::map<std::string, at::Tensor>& state) = 0;
   virtual void begin_at(std::int64_t steps) = 0;
   // Returns the bytes that this rank has sent in collectives so far.
-  [[nodiscard]] virtual std::int64_t bytes_given() { return handle().group().traffic().bytes; }
+  [[nodiscard]] virtual std::int64_t bytes_sent() { return handle().group().traffic().bytes; }
 };
 
 constexpr std::string_view of_copy = "copy.";            // parameters and buffers
@@ -144,7 +144,7 @@ class OuterUpdates final : public Copies {
   }
   void begin_at(std::int64_t) override {}  // counts steps from its own start
   Handle& handle() override { return diloco_; }
-  [[nodiscard]] std::int64_t bytes_given() override { return diloco_.bytes_sent(); }
+  [[nodiscard]] std::int64_t bytes_sent() override { return diloco_.bytes_sent(); }
 
  private:
   [[nodiscard]] TensorMap named_outer() const {
@@ -226,9 +226,9 @@ void LocalUpdateStrategy::update(double lr, const optim::GradientTransform& tran
   TrainedModel::update(lr, transform, scaler);
   ++step_;
   RECORD_USER_SCOPE("communication");
-  const std::int64_t before = copies_->bytes_given();
+  const std::int64_t before = copies_->bytes_sent();
   copies_->step(step_ == steps_);
-  add_sent_bytes(copies_->bytes_given() - before);
+  add_sent_bytes(copies_->bytes_sent() - before);
 }
 
 TensorMap LocalUpdateStrategy::buffers() const {

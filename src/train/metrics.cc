@@ -5,6 +5,7 @@
 #include "sys/bounded_json.h"
 #include "sys/file_descriptor.h"
 #include "sys/files.h"
+#include "sys/mapped_file.h"
 #include "sys/plain_file.h"
 #include "sys/process_info.h"
 #include "sys/signals.h"
@@ -19,12 +20,9 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <string_view>
 #include <system_error>
 
@@ -36,7 +34,7 @@ using torch::profiler::impl::ActivityType;
 
 constexpr std::int64_t left_out_of_traces = 2;  // steps
 
-bool is_row_until(const std::string& line, std::int64_t step) {
+bool is_row_until(std::string_view line, std::int64_t step) {
   try {
     const nlohmann::json row = sys::parse_json(line, {.depth = 4, .members = 1000, .values = 1000});
     return row.is_object() && row.contains("step") && row["step"].is_number_integer() &&
@@ -46,42 +44,21 @@ bool is_row_until(const std::string& line, std::int64_t step) {
   }
 }
 
-std::string rows_until(const std::filesystem::path& path, std::int64_t step) {
-  if (!std::filesystem::exists(path)) return {};
-  constexpr std::uint64_t most_bytes = std::uint64_t{4} << 30;
-  std::istringstream file(sys::read_plain_file(path, most_bytes));
-  std::string kept;
-  for (std::string line; std::getline(file, line);)
-    if (is_row_until(line, step)) kept += line + "\n";
-  return kept;
-}
-
-// Returns the end of the last row whose step is at most `step`, if it is near the end of the file.
-// A long run that is restarted often must not read all of its rows each time.
-std::optional<off_t> end_of_rows(const std::filesystem::path& path, std::int64_t step) {
-  constexpr std::int64_t most_of_the_end = 64 << 10;
-  if (!std::filesystem::is_regular_file(path)) return std::nullopt;  // a pipe would block
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) return std::nullopt;
-  const std::int64_t bytes = file.tellg();
-  const std::int64_t begin = std::max<std::int64_t>(0, bytes - most_of_the_end);
-  file.seekg(begin);
-  const std::string end(std::istreambuf_iterator<char>(file), {});
-  std::string_view rows(end);
-  for (;;) {
-    const std::size_t last = rows.rfind('\n');
-    if (last == std::string_view::npos) return std::nullopt;
-    rows = rows.substr(0, last);
+// Returns the size of the file up to its last row whose step is at most `step`. Maps the file,
+// because a long run that is restarted often must not read all of its rows each time.
+std::size_t size_until(const std::filesystem::path& path, std::int64_t step) {
+  const sys::PlainFile file(path);
+  const sys::MappedFile mapped = sys::MappedFile::private_copy(file);
+  std::string_view rows(reinterpret_cast<const char*>(mapped.bytes().data()),
+                        mapped.bytes().size());
+  std::size_t end = rows.rfind('\n');
+  while (end != std::string_view::npos) {
+    rows = rows.substr(0, end);
     const std::size_t before = rows.rfind('\n');
-    if (before == std::string_view::npos) return std::nullopt;
-    if (is_row_until(std::string(rows.substr(before + 1)), step))
-      return begin + static_cast<off_t>(last) + 1;
+    if (is_row_until(rows.substr(before + 1), step)) return end + 1;
+    end = before;
   }
-}
-
-bool cut_behind(const std::filesystem::path& path, std::int64_t step) {
-  const std::optional<off_t> end = end_of_rows(path, step);
-  return end && ::truncate(path.c_str(), *end) == 0;
+  return 0;
 }
 
 double seconds_since(Pace::Clock::time_point start) {
@@ -135,8 +112,10 @@ std::string metrics_line(const MetricsRow& row) {
 
 MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t resumed_at)
     : path_(std::move(path)) {
-  if (resumed_at > 0 && cut_behind(path_, resumed_at)) return;
-  sys::AtomicFile::write(path_, resumed_at > 0 ? rows_until(path_, resumed_at) : "");
+  if (resumed_at > 0 && std::filesystem::exists(path_))
+    std::filesystem::resize_file(path_, size_until(path_, resumed_at));
+  else
+    sys::AtomicFile::write(path_, "");
 }
 
 void MetricsFile::append(const MetricsRow& row) {

@@ -1,5 +1,6 @@
 #include "train/progress.h"
 
+#include "base/environment.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "sys/file_descriptor.h"
@@ -10,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <span>
 
@@ -115,11 +115,6 @@ std::string line_of(std::span<Figure> figures, LineLook look, std::optional<doub
   return line;
 }
 
-std::string_view variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? std::string_view() : std::string_view(value);
-}
-
 int columns_of(int descriptor) {
   winsize size = {};
   return ::ioctl(descriptor, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
@@ -171,11 +166,12 @@ std::string evaluation_line(const MetricsRow& row, LineLook look) {
 }
 
 std::optional<std::string> terminal_of(std::FILE* stream) {
-  if (variable("TERM") == "dumb") return std::nullopt;
-  if (auto named = variable(terminal_variable); !named.empty()) return std::string(named);
+  const auto term = environment::text("TERM");
+  if (term == "dumb") return std::nullopt;
+  if (auto named = environment::text(terminal_variable)) return named;
   // Open MPI gives each rank its own terminal, and forwards the output.
-  if (!variable("OMPI_COMM_WORLD_RANK").empty()) return std::nullopt;
-  if (::isatty(::fileno(stream)) != 1 || variable("TERM").empty()) return std::nullopt;
+  if (!term || environment::text("OMPI_COMM_WORLD_RANK")) return std::nullopt;
+  if (::isatty(::fileno(stream)) != 1) return std::nullopt;
   std::array<char, 256> path{};
   return ::ttyname_r(::fileno(stream), path.data(), path.size()) == 0 ? path.data() : "1";
 }
@@ -183,7 +179,7 @@ std::optional<std::string> terminal_of(std::FILE* stream) {
 bool is_terminal(std::FILE* stream) { return terminal_of(stream).has_value(); }
 
 int terminal_columns(std::FILE* stream) {
-  auto chosen = parse_integer(variable("COLUMNS"));
+  auto chosen = parse_integer(environment::text("COLUMNS").value_or(""));
   if (chosen && *chosen > 0 && *chosen < most_columns) return static_cast<int>(*chosen);
   int columns = columns_of(::fileno(stream));
   if (auto named = terminal_of(stream); columns == 0 && named && named->starts_with('/')) {
@@ -195,7 +191,7 @@ int terminal_columns(std::FILE* stream) {
   return columns > 0 ? columns : usual_columns;
 }
 
-bool wants_colours() { return variable("NO_COLOR").empty(); }
+bool wants_colours() { return !environment::text("NO_COLOR"); }
 
 Progress::Progress(std::FILE* stream, bool in_place, std::chrono::milliseconds plain_interval)
     : stream_(stream),

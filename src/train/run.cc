@@ -87,7 +87,7 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
     } else {
       module_ = task_.make_model();
     }
-    move_module();
+    if (!model_.device().is_cpu()) move_to(*module_, model_.device());
   });
   compare_data();
   steps_per_epoch_ = task_.steps_per_epoch();
@@ -98,15 +98,6 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   stopping_.patience = options_.patience;
   if (options_.async_save) saver_.emplace(world_);
   evaluator_.emplace(task_, module_, model_.facts().dp_group, how_to_evaluate());
-}
-
-void Run::move_module() {
-  const c10::Device device = model_.device();
-  if (device.is_cpu()) return;
-  if (options_.deferred_init)
-    move_to(*module_, device);
-  else
-    module_->to(device);
 }
 
 void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {

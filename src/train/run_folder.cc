@@ -35,14 +35,6 @@ constexpr const char* model_name = "model.safetensors";
 constexpr const char* best_name = "best.safetensors";
 constexpr const char* job_name = ".job";
 constexpr std::string_view abandoned_prefix = "abandoned-";
-// Throws SystemError if the state of the path is unknown.
-bool is_there(const fs::path& path) {
-  std::error_code error;
-  const bool found = fs::exists(path, error);
-  if (error) throw SystemError("looking at " + path.string(), error.value());
-  return found;
-}
-
 bool is_file_of_run(std::string_view name) {
   return std::ranges::count(std::array<std::string_view, 5>{config_name, metrics_name, result_name,
                                                             model_name, best_name},
@@ -98,7 +90,7 @@ std::int64_t step_of_model(const fs::path& file) {
 fs::path abandoned_name(const fs::path& path) {
   std::string name = formatted("{}{}", abandoned_prefix, path.filename().string());
   fs::path aside = path.parent_path() / name;
-  for (int i = 2; is_there(aside); ++i) aside = path.parent_path() / formatted("{}-{}", name, i);
+  for (int i = 2; sys::exists(aside); ++i) aside = path.parent_path() / formatted("{}-{}", name, i);
   return aside;
 }
 
@@ -156,7 +148,7 @@ bool RunFolder::is_restart() const {
 }
 
 void RunFolder::lock() {
-  if (lock_ || !is_there(path_)) return;
+  if (lock_ || !sys::exists(path_)) return;
   lock_.emplace(path_ / lock_name);
   if (lock_->state() == sys::FileLock::State::busy && fence_ && fence_->is_of_earlier_round()) {
     notices_.push_back(
@@ -181,7 +173,7 @@ void RunFolder::check_is_new() const {
               "another --out",
               path_.string());
   for (const char* model : {model_name, best_name})
-    check_input(!is_there(path_ / model),
+    check_input(!sys::exists(path_ / model),
                 "{} holds {} of a run without a checkpoint: pass --overwrite to replace it, or "
                 "another --out",
                 path_.string(), model);
@@ -199,7 +191,7 @@ std::optional<fs::path> RunFolder::chosen_start() const {
 // If the folder has a lock, another run may be active that has not saved yet; find_checkpoint()
 // reports that.
 void RunFolder::check_start() const {
-  if (options_.resume && is_there(path_ / lock_name)) return;
+  if (options_.resume && sys::exists(path_ / lock_name)) return;
   (void)chosen_start();
 }
 
@@ -210,7 +202,7 @@ std::optional<fs::path> RunFolder::find_checkpoint() {
 
 std::optional<fs::path> RunFolder::newest_checkpoint() {
   lock();
-  if (fence_ && is_there(path_)) fence_->take();
+  if (fence_ && sys::exists(path_)) fence_->take();
   return checkpoint::latest_checkpoint(path_);
 }
 
@@ -289,7 +281,7 @@ void RunFolder::open(const Opening& opening) {
   metrics_.emplace(path_ / metrics_name,
                    opening.repeats_row ? opening.resumed_at - 1 : opening.resumed_at);
   // A later round would write the same file.
-  if (!opening.is_continued || !is_there(path_ / config_name))
+  if (!opening.is_continued || !sys::exists(path_ / config_name))
     write_config(path_ / config_name, configuration_);
 }
 
@@ -303,15 +295,15 @@ void RunFolder::make_room(const Opening& opening) {
 void RunFolder::remove_runs() {
   std::vector<fs::path> left = checkpoint::list_checkpoints(path_);
   std::ranges::reverse(left);  // oldest last, so that a run can be resumed until the end
-  for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
-    const std::string name = entry.path().filename().string();
+  for (fs::path& path : sys::entries_in(path_)) {
+    const std::string name = path.filename().string();
     const bool is_own_fence = fence_ && name == ".round";
-    if (is_left_by_run(name) && !is_own_fence) left.push_back(entry.path());
+    if (is_left_by_run(name) && !is_own_fence) left.push_back(std::move(path));
   }
   if (left.empty()) return;
   std::vector<std::string> names;
   for (const fs::path& path : left) {
-    fs::remove_all(path);
+    sys::remove_all(path);
     names.push_back(path.filename().string());
   }
   notices_.push_back(formatted("--overwrite: removed from {}: {}", path_.string(), join(names)));
@@ -327,7 +319,7 @@ void RunFolder::set_aside_newer(std::int64_t step) {
     for (auto folder = folders.end() - 1; folder != chosen; --folder) set_aside(*folder, why);
   if (!folders.empty()) checkpoint::point_latest(path_);
   for (const fs::path& file : {path_ / model_name, best_file()})
-    if (is_there(file) && step_of_model(file) > step) set_aside(file, why);
+    if (sys::exists(file) && step_of_model(file) > step) set_aside(file, why);
 }
 
 // Moves the files of a run that was killed before its first checkpoint.
@@ -336,7 +328,8 @@ void RunFolder::set_aside_unfinished() {
   if (fs::file_size(path_ / metrics_name, is_unknown) > 0 && !is_unknown)
     set_aside(path_ / metrics_name, "the run before had saved no checkpoint");
   for (const char* model : {model_name, best_name})
-    if (is_there(path_ / model)) set_aside(path_ / model, "the run before had saved no checkpoint");
+    if (sys::exists(path_ / model))
+      set_aside(path_ / model, "the run before had saved no checkpoint");
 }
 
 void RunFolder::set_aside(const fs::path& path, const std::string& why) {

@@ -6,6 +6,7 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "checkpoint/folders.h"
+#include "sys/files.h"
 #include "train/configuration.h"
 #include "train/device.h"
 #include "train/run.h"
@@ -76,7 +77,7 @@ void Run::save() {
 bool Run::is_saved_already() {
   std::string there;
   run_on_all_or_fail(world_, [&] {
-    if (world_.is_root() && std::filesystem::exists(checkpoint_folder(step_))) there = "yes";
+    if (world_.is_root() && sys::exists(checkpoint_folder(step_))) there = "yes";
   });
   return !broadcast_text(world_, std::move(there)).empty();
 }

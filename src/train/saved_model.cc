@@ -4,6 +4,7 @@
 #include "base/text.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/shards.h"
+#include "sys/files.h"
 #include "train/configuration.h"
 #include "train/tasks/known.h"
 #include "train/tasks/language_models.h"
@@ -29,6 +30,18 @@ std::int64_t described_step(const checkpoint::Metadata& metadata) {
   return *step;
 }
 
+// Throws if the settings claim a model with far more parameters than the file has elements, because
+// such a model may fit no memory. load_into() reports each tensor that does not fit the model.
+void check_size(const SavedModel& saved) {
+  double elements = 0;
+  for (const auto& [name, tensor] : saved.tensors) elements += static_cast<double>(tensor.numel());
+  check_input(
+      saved.task->parameters() <= 2 * elements,
+      "metadata: expected a model of the size of its tensors, which have {} elements, found "
+      "one with {} parameters",
+      elements, saved.task->parameters());
+}
+
 // Sets a path of a task if the task has this setting.
 void set_path(Task& task, const std::string& name, const std::string& path) {
   Settings own(task.name());
@@ -48,12 +61,12 @@ SavedModel described_model(const fs::path& file, const fs::path& bpe) {
     saved.step = described_step(content.metadata);
     saved.tensors = std::move(content.tensors);
     saved.metadata = std::move(content.metadata);
-    saved.task->check_tensors(saved.tensors);
+    check_size(saved);
     const auto text = std::dynamic_pointer_cast<TextTask>(saved.task);
     if (text == nullptr) return;
     std::string tables = bpe.string();
     if (tables.empty()) tables = paths_of_run(saved)["bpe"];
-    if (!bpe.empty() || fs::exists(tables)) set_path(*saved.task, "bpe", tables);
+    if (!bpe.empty() || sys::exists(tables)) set_path(*saved.task, "bpe", tables);
     saved.tokenizer = text->tokenizer();
   });
   return saved;
@@ -62,12 +75,12 @@ SavedModel described_model(const fs::path& file, const fs::path& bpe) {
 }  // namespace
 
 fs::path model_file(const fs::path& run) {
-  check_input(fs::exists(run), "{}: expected a run's folder or a file of tensors, found nothing",
+  check_input(sys::exists(run), "{}: expected a run's folder or a file of tensors, found nothing",
               run.string());
-  if (!fs::is_directory(run)) return run;
+  if (!sys::is_folder(run)) return run;
   fs::path own = run / file_name;
   std::optional<fs::path> newest = checkpoint::latest_checkpoint(run);
-  const bool has_own = fs::exists(own) || checkpoint::has_index(own);
+  const bool has_own = sys::exists(own) || checkpoint::has_index(own);
   check_input(has_own || newest.has_value(),
               "{}: expected {} or a checkpoint in this folder, found neither", run.string(),
               file_name);
@@ -86,9 +99,10 @@ SavedModel read_model(const fs::path& run, const fs::path& bpe) {
 }
 
 std::map<std::string, std::string> paths_of_run(const SavedModel& saved) {
-  fs::path folder = fs::absolute(saved.file).parent_path();
-  if (fs::exists(folder / checkpoint::layout_file)) folder = folder.parent_path();
-  if (!fs::exists(folder / "config.toml")) return {};
+  std::error_code unknown;
+  fs::path folder = fs::absolute(saved.file, unknown).parent_path();
+  if (sys::exists(folder / checkpoint::layout_file)) folder = folder.parent_path();
+  if (!sys::exists(folder / "config.toml")) return {};
   Settings own;
   saved.task->declare(own);
   std::map<std::string, std::string> paths;

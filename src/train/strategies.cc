@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "parallel/handle_state.h"
+#include "train/device.h"
 
 #include <lockstep/elastic/slot_gradients.h>
 #include <lockstep/parallel/threads/data_parallel.h>
@@ -18,45 +19,14 @@
 namespace lockstep::train {
 namespace {
 
-// DataParallel of a task's models.
+// DataParallel of models that have no common type.
 class TaskReplicas : public DataParallelBase {
  public:
   TaskReplicas() = default;
-  TaskReplicas(Task& task, std::shared_ptr<torch::nn::Module> module, int devices)
-      : TaskReplicas(task, std::move(module), devices, std::make_shared<std::vector<Replica>>(1)) {}
-
-  // Runs forward and backward of the whole batch, with its loss weighted by `share`. The forward
-  // passes run under autocast to `dtype`, if it is given.
-  at::Tensor backward(const Batch& batch, double share, std::optional<c10::ScalarType> dtype) {
-    std::vector<at::Tensor> inputs{batch.data, batch.target};
-    inputs.insert(inputs.end(), batch.more.begin(), batch.more.end());
-    return run_backward(
-        [&](int device, std::span<const at::Tensor> rows) -> DeviceLoss {
-          const Batch own(rows[0], rows[1], {rows.begin() + 2, rows.end()});
-          const Autocast scope(c10::kCPU, dtype);
-          at::Tensor loss = device == 0 ? task_->loss(own)
-                                        : (*others_)[static_cast<std::size_t>(device)].loss(own);
-          if (dtype) loss = loss.to(at::kFloat);
-          return share == 1 ? loss : loss * share;
-        },
-        inputs);
-  }
-
- private:
-  TaskReplicas(Task& task, std::shared_ptr<torch::nn::Module> module, int devices,
-               const std::shared_ptr<std::vector<Replica>>& others)
-      : DataParallelBase(std::move(module), cpu_devices(devices),
-                         {.make_replica =
-                              [&task, others] {
-                                others->push_back(task.make_replica());
-                                return others->back().module;
-                              }}),
-        task_(&task),
-        others_(others) {}
-
-  Task* task_ = nullptr;
-  // One per device; the first device uses the task itself.
-  std::shared_ptr<std::vector<Replica>> others_;
+  TaskReplicas(std::shared_ptr<torch::nn::Module> module, int devices,
+               const DataParallelOptions& options)
+      : DataParallelBase(std::move(module), cpu_devices(devices), options) {}
+  using DataParallelBase::run_backward;
 };
 
 // --strategy threads: the devices are threads of one rank.
@@ -67,21 +37,34 @@ class DeviceStrategy : public TrainedModel {
  private:
   at::Tensor backward_part(const Batch& part, double share, optim::GradScaler& scaler) override {
     const double scale = scaler.enabled() ? scaler.current_scale() : 1;
-    const at::Tensor loss =
-        replicas_.backward(part, share * scale, autocast_dtype(options_)).detach().to(at::kDouble);
+    std::vector<at::Tensor> inputs{part.data, part.target};
+    inputs.insert(inputs.end(), part.more.begin(), part.more.end());
+    const auto loss_of = [&](int device, std::span<const at::Tensor> rows) -> DeviceLoss {
+      const Autocast scope = autocast();
+      at::Tensor loss = replicas_[static_cast<std::size_t>(device)].loss(
+          {rows[0], rows[1], {rows.begin() + 2, rows.end()}});
+      if (autocast_dtype(options_)) loss = loss.to(at::kFloat);
+      return share * scale == 1 ? loss : loss * (share * scale);
+    };
+    const at::Tensor loss = threads_.run_backward(loss_of, inputs).detach().to(at::kDouble);
     return scale == 1 ? loss : loss / scale;
   }
 
   Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override {
-    check_input(options_.devices == 1 || task_.make_replica().module != nullptr,
+    replicas_.push_back({module, [this](const Batch& batch) { return task_.loss(batch); }});
+    while (std::ssize(replicas_) < options_.devices) replicas_.push_back(task_.make_replica());
+    check_input(replicas_.back().module != nullptr,
                 "--strategy threads: the task {} makes no replicas of its model "
                 "(Task::make_replica()): train it with --ranks {}",
                 task_.name(), options_.devices);
-    replicas_ = TaskReplicas(task_, module, options_.devices);
-    return replicas_;
+    std::size_t made = 0;
+    threads_ = TaskReplicas(module, options_.devices,
+                            {.make_replica = [&] { return replicas_[++made].module; }});
+    return threads_;
   }
 
-  TaskReplicas replicas_;
+  std::vector<Replica> replicas_;  // one per device
+  TaskReplicas threads_;
 };
 
 std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& tensors) {
@@ -198,7 +181,7 @@ double ElasticStrategy::backward_slot(const Batch& rows, double share, std::int6
                                       std::int64_t slot, optim::GradScaler& scaler) {
   copy_into(buffers_, before_);
   const auto of_step = static_cast<std::int64_t>(stream_seed(options_.seed, step));
-  torch::manual_seed(seed_of_rank(of_step, static_cast<int>(slot)));
+  seed_generators(device(), seed_of_rank(of_step, static_cast<int>(slot)));
   const auto loss = backward_part(rows, share, scaler).item<double>();
   if (slot == 0) after_ = copies_of(buffers_);
   return loss;

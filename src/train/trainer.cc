@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "elastic/round_loop.h"
 #include "train/configuration.h"
+#include "train/device.h"
 #include "train/interrupt.h"
 #include "train/option_table.h"
 #include "train/run.h"
@@ -89,7 +90,7 @@ std::optional<Report> train_elastically(Configuration& configuration,
     }
   };
   const int of_a_model = ranks_of_a_model(given);
-  const LoopOptions loop{.init = {.device = "cpu"},
+  const LoopOptions loop{.init = {.device = device_for_init(given)},
                          .hot_spares = true,
                          .ranks_wanted = [&](int there) { return there / of_a_model * of_a_model; },
                          // It must end together with the others, which save first.

@@ -72,12 +72,6 @@ TEST_F(DataParallel, TrainsWithTheBitsOfOneProcessUnderEverySchedule) {
   }
 }
 
-TEST_F(DataParallel, EveryWaitThatMattersIsReportedWhenItIsLeftOut) {
-  const auto expected = trained_alone();
-  RecordProperty("reported",
-                 expect_dropped_waits_found(1, [&] { return are_equal(trained(), expected); }));
-}
-
 TEST_F(DataParallel, AStepDoesNotBlockTheHost) {
   run_ranks(ranks, [](Group group, c10::Device device) {
     auto model = model_on(device);
@@ -92,6 +86,25 @@ TEST_F(DataParallel, AStepDoesNotBlockTheHost) {
       sgd.step();
     }
     EXPECT_EQ(Machine::get().counts(group.rank()).all_synchronizations(), before);
+  });
+}
+
+// The input's gradient is computed after those of all parameters.
+TEST_F(DataParallel, TheLastBucketIsPostedBeforeTheEndOfBackward) {
+  run_ranks(ranks, [](Group group, c10::Device device) {
+    auto model = model_on(device);
+    DistributedDataParallel ddp(model, group, {.bucket_bytes = 1 << 20});  // one bucket
+    const auto inputs = test::values({4, 16}, 100).to(device).requires_grad_();
+    for (int step = 0; step < 3; ++step) {
+      ddp.zero_grad();
+      std::int64_t before = 0, posted = 0;
+      const auto scaled = inputs * 2;
+      scaled.register_hook([&](const at::Tensor&) { posted = group.traffic().calls - before; });
+      const auto loss = model->forward(scaled).square().sum();
+      before = group.traffic().calls;
+      loss.backward();
+      EXPECT_EQ(posted, 1) << "step " << step;
+    }
   });
 }
 

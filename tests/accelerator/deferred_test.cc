@@ -8,6 +8,8 @@
 #include "support/accelerator/expectations.h"
 #include "train/device.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <torch/utils.h>
 
@@ -44,6 +46,43 @@ TEST_F(DeferredOnDevice, ATensorHasItsValuesThereWhenTheyAreUsed) {
   }
   found[0].fill_(1);
   EXPECT_TRUE(found[1].cpu().equal(at::ones({32})));  // still a view of it
+}
+
+TEST_F(DeferredOnDevice, OrdinaryTensorsThatShareMemoryShareItThere) {
+  const at::Tensor all = at::arange(96, at::kFloat);
+  const std::vector<at::Tensor> found = {
+      all.narrow(0, 32, 64), all.narrow(0, 33, 8).view({4, 2}).t(),
+      all.narrow(0, 48, 2).view(at::kInt), at::ones({3}), all.narrow(0, 32, 64).view({8, 8})[7]};
+  std::vector<at::Tensor> expected;
+  for (const at::Tensor& tensor : found) expected.push_back(tensor.clone());
+  dispatch::move_to(found, device(0));
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].device(), device(0));
+    EXPECT_EQ(found[i].strides(), expected[i].strides());
+    EXPECT_TRUE(found[i].cpu().equal(expected[i])) << i;
+  }
+  EXPECT_LT(found[0].storage().nbytes(), all.nbytes());  // only the part that is used
+  found[0].fill_(1);
+  EXPECT_TRUE(found[1].cpu().equal(at::ones({2, 4})));
+  EXPECT_TRUE(found[4].cpu().equal(at::ones({8})));
+  EXPECT_EQ(found[3].storage().nbytes(), 3 * sizeof(float));
+}
+
+// A tensor with two names is passed twice.
+TEST_F(DeferredOnDevice, DeferredTensorsShareMemoryThereAfterTheyWereUsed) {
+  for (const bool has_memory : {false, true}) {
+    const std::vector<at::Tensor> made = deferred(
+        [] {
+          const at::Tensor all = at::randn({32, 32});
+          return std::vector<at::Tensor>{all, all[3], all};
+        },
+        {.smallest = 64});
+    if (has_memory) dispatch::give_values(made[0]);
+    dispatch::move_to(made, device(0));
+    EXPECT_EQ(dispatch::has_memory(made[0]), has_memory);
+    made[0].fill_(1);
+    EXPECT_TRUE(made[1].cpu().equal(at::ones({32}))) << has_memory;
+  }
 }
 
 // Returns the peak memory on a rank's device while the model was divided.

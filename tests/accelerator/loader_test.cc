@@ -5,6 +5,7 @@
 #include "support/accelerator/expectations.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/StreamGuard.h>
 
@@ -100,6 +101,23 @@ TEST_F(DeviceLoader, DoesNotBlockForTheDevice) {
     at::Tensor sum = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device(0)));
     for (auto& batch : loader.epoch(0)) sum += batch.data.sum();
   });
+}
+
+// A task may read each of its batches into one pinned buffer.
+TEST_F(DeviceLoader, APinnedBufferMayBeFilledAgainAtOnce) {
+  const data::DeviceCopies copies(device(0));
+  at::Tensor buffer = at::ones({256}).pin_memory();
+  for (const bool is_view : {false, true}) {
+    at::Tensor batch = is_view ? buffer.narrow(0, 0, 100) : buffer;
+    const data::Arrival arrival = copies.begin(std::vector<at::Tensor*>{&batch});
+    buffer.fill_(2);
+    arrival.wait();
+    EXPECT_EQ(batch.sum().item<float>(), static_cast<float>(batch.numel())) << is_view;
+    buffer.fill_(1);
+  }
+  at::Tensor own = at::ones({256}).pin_memory();
+  expect_synchronizations_at_most(0, 0,
+                                  [&] { copies.begin(std::vector<at::Tensor*>{&own}).wait(); });
 }
 
 TEST_F(DeviceLoader, PinnedBatchesStayInHostMemory) {

@@ -1,6 +1,9 @@
 // The simulated accelerator itself: memory, streams, events, blocks and the faults that it reports.
 #include "support/accelerator/expectations.h"
 
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_zero.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -150,6 +153,26 @@ TEST_F(Accelerator, ReportsMemoryThatNothingHasWritten) {
   const auto tensor = at::empty({16}, first_);
   const auto sum = tensor.sum();
   expect_fault(Fault::uninitialised, "'sum'");
+}
+
+TEST_F(Accelerator, ReportsAnOperationInPlaceOnMemoryThatNothingHasWritten) {
+  at::empty({16}, first_).relu_();
+  expect_fault(Fault::uninitialised, "'relu_'");
+  const std::vector<at::Tensor> list{at::ones({16}, first_), at::empty({16}, first_)};
+  at::_foreach_mul_(list, 2);
+  expect_fault(Fault::uninitialised, "'_foreach_mul_'");
+  const auto half = at::empty({16}, first_);
+  half.narrow(0, 0, 8).fill_(1);
+  half.narrow(0, 0, 8).relu_();
+  expect_no_faults();
+  half.relu_();
+  expect_fault(Fault::uninitialised, "'relu_'");
+  auto filled = at::empty({16}, first_);
+  filled.uniform_().relu_();
+  auto out = at::empty({16}, first_);
+  at::add_out(out, filled, filled);
+  at::_foreach_zero_({at::empty({16}, first_)});
+  expect_no_faults();
 }
 
 TEST_F(Accelerator, ReportsALaunchOnFreedMemory) {

@@ -48,6 +48,23 @@ TEST_F(BenchCollectives, SizesGoFromOneToAnotherByAFactor) {
   EXPECT_EQ(sizes, (std::vector{1024, 4096, 16384}));
 }
 
+// This host has no GPU, so the default is the CPU.
+TEST_F(BenchCollectives, TheCpuHasTensorsOfTheHost) {
+  std::vector<std::set<std::string>> memories;
+  for (const char* device : {"", " --device cpu"}) {
+    auto& seen = memories.emplace_back();
+    for (const json& row : rows_of("collectives --from 4KiB --to 4KiB" + brief + device))
+      seen.insert(row.at("memory"));
+  }
+  EXPECT_EQ(memories[0], (std::set<std::string>{"arena", "ordinary"}));
+  EXPECT_EQ(memories[1], memories[0]);
+  auto result = bench("collectives --memory device --device cpu 2>&1");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.output,
+            "lockstep bench collectives: --memory device: the backend shm has no such tensors on "
+            "cpu\n");
+}
+
 TEST_F(BenchCollectives, BackendsTakeTurns) {
   auto help = bench("collectives --backend nothing 2>&1");
   if (help.output.find("gloo") == std::string::npos) GTEST_SKIP() << "Gloo is not in this build";

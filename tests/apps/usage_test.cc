@@ -37,7 +37,7 @@ void expect_refused(const Words& words, const std::string& line) {
 const Mistake mistakes[] = {
     {{"run", "--rnk", "2", "true"}, "unknown option '--rnk'; did you mean '--ranks'?"},
     {{"run", "-n", "1", "-n", "2", "true"}, "--ranks is given twice: '1' and '2'"},
-    {{"run", "--port"}, "--port needs a value"},
+    {{"run", "--grace"}, "--grace needs a value"},
     {{"run", "-n", "2\n3\033[31m", "true"},
      "--ranks: expected an integer from 1 to 10000, found '2\\n3\\x1b[31m'"},
     {{"info", "--jsn"}, "unknown option '--jsn'; did you mean '--json'?"},
@@ -121,6 +121,8 @@ const Mistake mistakes[] = {
      "--from: expected bytes such as 1KiB, 64MiB or 4096, found '64XB'"},
     {{"bench collectives", "--from", "1MiB", "--to", "1KiB"},
      "--from: expected at most --to, which is 1 KiB, found 1 MiB"},
+    {{"bench collectives", "--device", "cuda"},
+     "--device: expected cpu, because this process sees no GPU; found 'cuda'"},
     {{"bench collectives", "--backend", "glo"},
      "--backend: unknown value 'glo'; did you mean 'gloo'?"},
     {{"bench collectives", "--turn", "nan"}, "--turn: expected 0.0001 to 60 seconds, found 'nan'"}};

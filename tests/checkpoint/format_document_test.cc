@@ -2,7 +2,7 @@
 #include <lockstep/checkpoint/checkpoint.h>
 
 #include "base/format.h"
-#include "checkpoint/dtype_names.h"
+#include "checkpoint/safetensors_header.h"
 #include "checkpoint/small_training.h"
 #include "support/temporary_folder.h"
 
@@ -86,7 +86,7 @@ TEST(FormatDocument, ShowsTheLayoutThatIsWritten) {
 
 TEST(FormatDocument, NamesTheDtypes) {
   const std::string text = document();
-  for (const DtypeName& row : dtype_names)
+  for (const DtypeName& row : dtype_names())
     EXPECT_NE(text.find(formatted("`{}`", row.name)), std::string::npos) << row.name;
 }
 

@@ -38,9 +38,11 @@ TEST(Pieces, CoverEachByteOnceAndNoWorkerHasTwo) {
   for (int threads : {1, 2, 5})
     with_threads(threads, [&] {
       EXPECT_EQ(piece_workers(), static_cast<std::size_t>(threads));
-      for (std::uint64_t bytes : {0, 1, 7, 8, 9, 1000}) {
+      for (const std::uint64_t bytes : {0, 1, 7, 8, 9, 1000}) {
         std::vector<std::atomic<int>> visits(bytes), busy(piece_workers());
-        for_each_piece(bytes, 8, [&](std::size_t worker, std::uint64_t begin, std::uint64_t end) {
+        for_each_piece(std::span(&bytes, 1), 8, [&](std::size_t worker, const Piece& piece) {
+          const auto [stretch, begin, end] = piece;
+          EXPECT_EQ(stretch, 0u);
           EXPECT_EQ(busy[worker]++, 0);
           EXPECT_TRUE(end - begin == 8 || end == bytes) << begin << " " << end;
           for (std::uint64_t i = begin; i < end; ++i) ++visits[i];
@@ -75,10 +77,11 @@ TEST(Pieces, OfSeveralStretchesCoverEachByteOnce) {
 TEST(Pieces, BringBackWhatIsThrown) {
   for (int threads : {1, 3})
     with_threads(threads, [] {
-      const auto work = [](std::size_t, std::uint64_t begin, std::uint64_t) {
-        if (begin == 40) throw std::runtime_error("byte 40");
+      const std::uint64_t bytes = 1000;
+      const auto work = [](std::size_t, const Piece& piece) {
+        if (piece.begin == 40) throw std::runtime_error("byte 40");
       };
-      EXPECT_THROW(for_each_piece(1000, 8, work), std::runtime_error);
+      EXPECT_THROW(for_each_piece(std::span(&bytes, 1), 8, work), std::runtime_error);
     });
 }
 

@@ -67,7 +67,7 @@ TEST(TrainingState, AMissingFileIsNamed) {
 TEST(TrainingState, BrokenJsonIsNamed) {
   test::TemporaryFolder out;
   save_example(out.path(), 1);
-  for (const char* text : {"", "{", "{\"format\": 1}", "{\"format\": 3, \"step\": \"x\"}"}) {
+  for (const char* text : {"", "{", "{\"format\": 1}", "{\"format\": 4, \"step\": \"x\"}"}) {
     std::ofstream(out / "step-00000001/layout.json") << text;
     EXPECT_THROW((void)read_training_state(out / "step-00000001"), BadInput) << text;
   }
@@ -75,7 +75,7 @@ TEST(TrainingState, BrokenJsonIsNamed) {
 
 // Returns a valid layout.json with one value changed.
 std::string json_with(const std::string& key, const std::string& value) {
-  std::map<std::string, std::string> members{{"format", "3"}, {"step", "1"},      {"epoch", "0"},
+  std::map<std::string, std::string> members{{"format", "4"}, {"step", "1"},      {"epoch", "0"},
                                              {"ranks", "1"},  {"progress", "{}"}, {"config", "{}"},
                                              {"files", "{}"}, {"mesh", "[]"},     {"parts", "{}"}};
   members[key] = value;
@@ -112,9 +112,12 @@ TEST(TrainingState, NumbersThatAreNoneOrOutOfRangeAreRefused) {
   expect("step", "[]", "step: " + integer + "a list");
   expect("step", "2", "step: expected 1, as in the name of the folder, found 2");
   expect("epoch", "-1", "epoch: " + integer + "-1");
-  expect("format", "2.9", "expected format 3, found 2.9");
-  expect("format", "2.0", "expected format 3, found 2.0");
-  expect("format", "2", "expected format 3, found 2");
+  expect("format", "3.9", "expected format 4, found 3.9");
+  expect("format", "4.0", "expected format 4, found 4.0");
+  const std::string end =
+      " version of Lockstep; this version reads format 4: continue with the version that saved it";
+  expect("format", "3", "has format 3, of an older" + end);
+  expect("format", "5", "has format 5, of a newer" + end);
   expect("files", "[]", "files: expected an object of strings, found a list");
   std::ofstream(folder / "layout.json") << json_with("crc32", "1");
   EXPECT_EQ(refusal_of(folder).find((folder / "layout.json").string() +

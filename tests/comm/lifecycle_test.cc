@@ -159,9 +159,9 @@ TEST(ShmLifecycle, MemoryThatARankNeverCameForIsFreeAgain) {
   auto store = std::make_shared<MemoryStore>();
   auto join = [&](int rank) {
     // No tensors in the arena: otherwise children that other tests fork could not allocate tensors.
-    return Group(
-        shm::make(store, rank, 2, {.timeout = 20s, .arena_bytes = 256 << 20, .has_tensors = false}),
-        "world", 20s);
+    return Group(shm::make("shm", store, rank, 2,
+                           {.timeout = 20s, .arena_bytes = 256 << 20, .arena_tensors = false}),
+                 "world", 20s);
   };
   std::thread rank_1([&] {
     auto world = join(1);

@@ -3,6 +3,7 @@
 #include "support/data_folder.h"
 #include "support/temporary_folder.h"
 
+#include <lockstep/base/error.h>
 #include <lockstep/data/images.h>
 
 #include <gtest/gtest.h>
@@ -108,6 +109,11 @@ TEST_F(MnistTest, NamesTheFileThatIsMissing) {
   EXPECT_EQ(refusal([&] { (void)mnist(folder_.path()); }),
             "reading MNIST in " + folder_.path().string() +
                 ": expected train-images-idx3-ubyte or train-images-idx3-ubyte.gz, found neither");
+}
+
+TEST_F(MnistTest, APathThatLeadsNowhereIsASystemError) {
+  std::filesystem::create_symlink("loop", folder_ / "loop");
+  EXPECT_THROW((void)mnist(folder_ / "loop"), SystemError);
 }
 
 TEST(Mnist, TheOriginalFiles) {

@@ -60,6 +60,13 @@ def never_calls(name, words):
     shown(f"{name}: a rank that never calls", seconds)
 
 
+def dies_early(name, words):
+    command, variables = ranks(words, "dies_early", STAYS_LONGER)
+    _, output, seconds = run(command, env=variables)
+    expect_words(output, r"lost: mpirun's rank 0, which serves the store, was lost: its process \d+ ended")
+    shown(f"{name}: rank 0 lost before it serves the store", seconds)
+
+
 def ends_late(name, words):
     """MPI itself reports a rank that did not wait."""
     command, variables = ranks(words, "ends_late")
@@ -87,6 +94,7 @@ def main():
         killed(name, [*found[name], *RECOVERY.get(name, [])], others_live=name in RECOVERY)
         killed(f"{name}, through a shell", found[name], STAYS_LONGER)
         never_calls(name, found[name])
+        dies_early(name, found[name])
         ends_late(name, found[name])
 
 

@@ -17,7 +17,6 @@
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
-#include "launch/round_store.h"
 #include "launch/run_agent.h"
 #include "support/messages.h"
 #include "support/processes.h"
@@ -75,9 +74,10 @@ TEST(Agent, TooFewOpenFilesAreOneSentence) {
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
     const Ran few = run_agent(shells(2, "od -An -tx1 /proc/self/fd/$LOCKSTEP_SECRET_FD"));
     EXPECT_EQ(few.result.exit_code, 0) << few.error;
-    EXPECT_EQ(test::message_of<BadInput>([] { run_agent(shells(9, "true")); }),
-              "--ranks 9: expected a limit of at least 60 open files, found 48: raise the hard "
-              "limit (ulimit -n), or start fewer ranks");
+    EXPECT_EQ(
+        test::message_of<BadInput>([] { run_agent(shells(9, "true")); }),
+        "starting 9 ranks: expected a limit of at least 60 open files, found 48: raise the hard "
+        "limit (ulimit -n), or start fewer ranks");
   });
 }
 
@@ -239,11 +239,8 @@ TEST(Agent, ARankThatEndsWellDoesNotEndTheOthers) {
   EXPECT_EQ(ran.output, "[rank 1] still here\n");
 }
 
-// The program is checked first: the port is in use, too.
 TEST(Agent, WhatIsNotFoundIs127WithOneLine) {
-  const RoundStore other = serve_store(0);
-  const Ran ran =
-      run_agent({.program = "no-such-program", .ranks = 2, .store_port = other.server->port()});
+  const Ran ran = run_agent({.program = "no-such-program", .ranks = 2});
   EXPECT_EQ(ran.result.exit_code, 127);
   EXPECT_EQ(
       ran.error,
@@ -272,8 +269,8 @@ TEST(Agent, ScriptsAreProgramsToo) {
 
 TEST(Agent, NumbersThatMakeNoSenseAreBadInput) {
   EXPECT_THROW(Agent({.program = "true", .ranks = 0}), BadInput);
-  EXPECT_THROW(Agent({.program = "", .ranks = 1}), BadInput);
-  EXPECT_THROW(Agent({.program = "true", .store_port = 65536}), BadInput);
+  EXPECT_THROW(Agent({.program = "true", .max_restarts = -1}), BadInput);
+  EXPECT_THROW(Agent({.program = "true", .hung_after = -1s}), BadInput);
   EXPECT_THROW(Agent({.program = "true", .grace = -1s}), BadInput);
 }
 

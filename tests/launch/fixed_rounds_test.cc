@@ -44,7 +44,7 @@ class FixedRounds : public testing::Test {
   [[nodiscard]] std::unique_ptr<Rounds> join(const NodeSpec& spec, Deadline store_deadline,
                                              Deadline deadline) {
     WaitingLines lines([](const std::string&) {}, false);
-    return std::make_unique<Rounds>(spec, 0, open_round_store(spec, 0, store_deadline), deadline,
+    return std::make_unique<Rounds>(spec, 0, open_round_store(spec, store_deadline), deadline,
                                     lines);
   }
   void join_both(Duration join_timeout) {

@@ -1,7 +1,6 @@
 // Hostile input to the launcher: the messages between agents of several nodes, the store in which
 // the ranks of a run meet, and the output of ranks.
 #include "support/fuzz.h"
-#include "base/format.h"
 #include "launch/environment.h"
 #include "launch/node_messages.h"
 #include "launch/node_ranks.h"
@@ -66,7 +65,7 @@ std::string some_text(Random& random) {
                                .master_port = 41233,
                                .nodes = {{0, "node7", {"0.1", "0.2"}}, {3, "node8", {"3.0"}}}});
     default:
-      return "lockstep-join 1\nnode 99999999999999999999\nfailed -1 0 0 0 -5\n| x\n";
+      return R"({"node":99999999999999999999,"workers":[{"name":"x"}],"failed":-1})";
   }
 }
 
@@ -95,9 +94,9 @@ TEST(Fuzz, TextsOfOtherAgentsAreReadOrRefused) {
     read += is_read_or_refused(text, parse_round_plan);
     tried += 4;
     if (tried % 400 == 0) {
-      std::string many = "lockstep-plan 1\nround 0 0\nmaster 1 x\n";
-      for (int i = 0; i < 2 * most_nodes; ++i) many += formatted("node {} 1 x\nworker 0.0\n", i);
-      EXPECT_FALSE(is_read_or_refused(many, parse_round_plan));
+      RoundPlan many{.master_address = "x", .nodes = {}};
+      for (int node = 0; node < 2 * most_nodes; ++node) many.nodes.push_back({node, "x", {"0.0"}});
+      EXPECT_FALSE(is_read_or_refused(to_text(many), parse_round_plan));
       EXPECT_FALSE(is_read_or_refused(std::string(most_text_bytes + 1, 'x'), parse_node_claim));
     }
   }
@@ -107,7 +106,7 @@ TEST(Fuzz, TextsOfOtherAgentsAreReadOrRefused) {
 }
 
 TEST(Fuzz, RanksMeetThoughOutsidersTalkToTheirStore) {
-  const RoundStore store = serve_store(0);
+  const RoundStore store = serve_store();
   auto descriptor = store.secret_descriptor();
   std::string secret(rank_env::secret_bytes, '\0');
   ASSERT_EQ(::pread(descriptor.get(), secret.data(), secret.size(), 0), std::ssize(secret));

@@ -96,9 +96,9 @@ WorkerSpec waiting(const fs::path& folder, const char* mode, int ranks = 2) {
                   .max_restarts = 5,
                   .prefix = PrefixStyle::none,
                   .input = StandardInput::none};
-  std::erase_if(spec.environment, [](const auto& entry) { return entry.first == "GTEST_OUTPUT"; });
-  spec.environment.emplace_back("FOLDER", folder.string());
-  spec.environment.emplace_back("MODE", mode);
+  spec.environment.erase("GTEST_OUTPUT");
+  spec.environment.emplace("FOLDER", folder.string());
+  spec.environment.emplace("MODE", mode);
   return spec;
 }
 

@@ -43,11 +43,21 @@ TEST(NodeMessages, IsReadAsItWasWritten) {
 }
 
 TEST(NodeMessages, TheTextsAreAsTheHeaderSays) {
-  EXPECT_EQ(to_text(claim), "41 lockstep-6a fe80::1 node 7\n");
+  EXPECT_EQ(to_text(claim),
+            R"({"address":"fe80::1","host":"node 7","mark":"lockstep-6a","pid":41})");
   EXPECT_EQ(to_text(failed),
-            "failed 137 1 5 77 1500000000\nat 12:00:01\nhow killed by signal 9 (SIGKILL)\nlog "
-            "logs/rank 5.log\n| Traceback\n| \n| \tValueError: \xc3\xa9\n");
-  EXPECT_EQ(to_text(RunResult{}), "done\n");
+            R"x({"at":"12:00:01","exit_code":137,"how":"killed by signal 9 (SIGKILL)","kind":2,)x"
+            R"("last_lines":["Traceback","","\tValueError: é"],"log_file":"logs/rank 5.log",)"
+            R"("nanoseconds":1500000000,"node":1,"pid":77,"rank":5,"signal":0})");
+  const RoundPlan plan{.round = 3,
+                       .restarts = 1,
+                       .master_address = "10.0.0.7",
+                       .master_port = 41233,
+                       .nodes = {{2, "node7", {"2.0", "2.5"}}}};
+  EXPECT_EQ(
+      to_text(plan),
+      R"({"master_address":"10.0.0.7","master_port":41233,)"
+      R"("nodes":[{"host":"node7","node":2,"workers":["2.0","2.5"]}],"restarts":1,"round":3})");
 }
 
 TEST(NodeMessages, WhatWritersAreGivenIsMadeFit) {
@@ -60,31 +70,39 @@ TEST(NodeMessages, WhatWritersAreGivenIsMadeFit) {
   EXPECT_LT(to_text(wild).size(), most_text_bytes);
 }
 
+// Returns `text` with the first `before` replaced.
+std::string with(std::string text, const std::string& before, const std::string& after) {
+  return text.replace(text.find(before), before.size(), after);
+}
+
 TEST(NodeMessages, AnythingElseIsBadInputThatSaysWhere) {
-  const auto problem = [](const std::function<void()>& parse) {
-    return message_of<BadInput>(parse);
-  };
   const auto of_claim = [&](const std::string& text) {
-    return problem([&] { (void)parse_node_claim(text); });
+    return message_of<BadInput>([&] { (void)parse_node_claim(text); });
   };
-  expect_words(of_claim(""), {"the claim of another agent", "a line of text", "''"});
-  expect_words(of_claim("-1 a b c\n"), {"a number from 0 to 2147483647", "'-1 a b c'"});
-  expect_words(of_claim("1 a\n"), {"a word and a blank", "'a'"});
-  expect_words(of_claim("1  b c\n"), {"a word and a blank", "' b c'"});
-  expect_words(of_claim(to_text(claim) + "more\n"), {"the end", "'more'"});
-  expect_words(of_claim("1 a b c"), {"a line of text"});
-  expect_words(of_claim("\x1b[2J\n"), {"a line of text", "'\\x1b[2J'"});
-  expect_words(of_claim(std::string(most_line_bytes + 1, 'x') + "\n"), {"a line of text", "'xxx"});
+  const std::string good = to_text(claim);
+  expect_words(of_claim(""), {"the claim of another agent", "''"});
+  expect_words(of_claim(with(good, "41", "-1")), {"pid", "from 0 to 2147483647", "found -1"});
+  expect_words(of_claim(with(good, "41", "1.5")), {"pid", "found 1.5"});
+  expect_words(of_claim(with(good, "\"host\"", "\"hosts\"")), {"'host' not found"});
+  expect_words(of_claim(with(good, "\"node 7\"", "7")), {"must be string"});
+  expect_words(of_claim(good + " "), {"the text of an agent"});
+  expect_words(of_claim(with(good, "\"pid\":41", "\"pid\":41,\"x\":0")), {"the text of an agent"});
+  expect_words(of_claim(with(good, "node 7", "\\u001b[2J")), {"the text of an agent"});
+  expect_words(of_claim(with(good, "node 7", std::string(most_line_bytes, 'x'))),
+               {"the text of an agent"});
+  expect_words(of_claim("[]"), {"array"});
+  expect_words(of_claim("\x1b[2J"), {"'\\x1b[2J'"});
   expect_words(of_claim(std::string(most_text_bytes + 1, 'x')), {"at most 4194304 bytes"});
-  const auto of_run_result = [&](const std::string& text) {
-    return problem([&] { (void)parse_run_result(text); });
+  const auto of_run_result = [&](const std::string& before, const std::string& after) {
+    return message_of<BadInput>(
+        [&] { (void)parse_run_result(with(to_text(failed), before, after)); });
   };
-  expect_words(of_run_result("failed 256 0 0 0 0\n"), {"0 to 255"});
-  expect_words(of_run_result("failed 1 0 -2 0 0\n"), {"-1 to"});
-  expect_words(of_run_result("stopped 65 0\n"), {"1 to 64"});
-  expect_words(of_run_result("stopped 9\n"), {"0 to 999999"});
-  expect_words(of_run_result("undone\n"), {"done, stopped or failed"});
-  expect_words(of_run_result("failed 1 0 0 0 0\nat\nhow\nlog\n"), {"at", "'at'"});
+  expect_words(of_run_result("137", "256"), {"exit_code", "0 to 255"});
+  expect_words(of_run_result("\"rank\":5", "\"rank\":-2"), {"rank", "-1 to"});
+  expect_words(of_run_result("\"node\":1", "\"node\":-1"), {"rank", "-1 to -1, found 5"});
+  expect_words(of_run_result("\"kind\":2", "\"kind\":1"), {"signal", "1 to 64"});
+  expect_words(of_run_result("\"kind\":2", "\"kind\":3"), {"kind", "0 to 2"});
+  expect_words(of_run_result("1500000000", "9223372036854775808"), {"nanoseconds"});
 }
 
 // For any text, a parser returns or throws BadInput; a returned message can be written and parsed
@@ -111,7 +129,7 @@ TEST(NodeMessages, MutatedTextsAreReadOrRefused) {
           text += text.substr(place);
           break;
         default:
-          text.insert(place, 1, "\n 9-|"[below(5)]);
+          text.insert(place, 1, "\" 9-,"[below(5)]);
       }
     }
     for (const auto& parse : std::vector<std::function<void()>>{
@@ -204,21 +222,17 @@ TEST(RoundPlan, TextsComeBackAsTheyWere) {
 TEST(RoundPlan, TextsThatNoAgentWroteAreRefused) {
   const std::string request = to_text(request_of(1, 0, 2));
   const std::string plan = to_text(plan_round(nullptr, {request_of(0, 0, 1), request_of(1, 0, 1)}));
-  for (std::size_t size = 0; size < request.size(); ++size) {
-    const std::string part = request.substr(0, size);
-    if (part.ends_with("new\n")) continue;  // a request with fewer workers
-    EXPECT_THROW((void)parse_join_request(part), BadInput) << part;
-  }
-  for (std::size_t size = 0; size < plan.size(); ++size) {
-    const std::string part = plan.substr(0, size);
-    if (part.ends_with("worker 0.0\n")) continue;
-    EXPECT_THROW((void)parse_round_plan(part), BadInput) << part;
-  }
-  EXPECT_NE(
-      test::message_of<BadInput>([&] { (void)parse_join_request(plan); }).find("lockstep-join 1"),
-      std::string::npos);
-  EXPECT_THROW((void)parse_join_request(request + "worker 1 new\n"), BadInput);
-  EXPECT_THROW((void)parse_join_request(request + "worker 1.2 old\n"), BadInput);
+  for (std::size_t size = 0; size < request.size(); ++size)
+    EXPECT_THROW((void)parse_join_request(request.substr(0, size)), BadInput) << size;
+  for (std::size_t size = 0; size < plan.size(); ++size)
+    EXPECT_THROW((void)parse_round_plan(plan.substr(0, size)), BadInput) << size;
+  expect_words(message_of<BadInput>([&] { (void)parse_join_request(plan); }),
+               {"the join request of another agent", "'node' not found"});
+  expect_words(message_of<BadInput>([&] { (void)parse_join_request(with(request, "1.0", "1")); }),
+               {"a worker's name, found '1'"});
+  EXPECT_THROW((void)parse_join_request(with(request, "false", "0")), BadInput);
+  expect_words(message_of<BadInput>([&] { (void)parse_round_plan(with(plan, "\"0.0\"", "")); }),
+               {"1 to 10000 workers, found 0"});
 }
 
 }  // namespace

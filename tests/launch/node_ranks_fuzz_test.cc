@@ -72,7 +72,7 @@ TEST(Fuzz, AgentsGatherOrSayWhyNot) {
       try {
         WaitingLines lines([](const std::string&) {}, false);
         const Deadline deadline = Deadline::after(spec.join_timeout);
-        const Rounds joined(spec, 0, open_round_store(spec, 0, deadline), deadline, lines);
+        const Rounds joined(spec, 0, open_round_store(spec, deadline), deadline, lines);
         EXPECT_NE(joined.host(1), "unknown");
         ++came;
       } catch (const Error&) {

@@ -241,7 +241,7 @@ TEST(Nodes, NonsenseInTheAgentsOwnKeysIsOneTrueLineEverywhere) {
       spec.nodes.lost_after = lost_after;
     }
     test::RankProcesses writer(1, [&](int) {
-      const RendezvousEndpoint at = parse_rendezvous_endpoint(specs[0].nodes.rendezvous);
+      const sys::HostPort at = endpoint_of(specs[0].nodes);
       TcpStore store({.host = at.host,
                       .port = at.port,
                       .secret = read_secret_file(secret),

@@ -25,7 +25,7 @@ RoundEvent only_event(OneRound& round) {
 }
 
 TEST(OneRound, BeginsWithWhatIsOffered) {
-  OneRound round(serve_store(0));
+  OneRound round(serve_store());
   EXPECT_EQ(only_event(round).kind, Kind::rendezvous);
   JoinRequest request = round.empty_join_request();
   request.workers = {{"0.0", false}, {"0.1", false}};
@@ -42,7 +42,7 @@ TEST(OneRound, EndsWithTheFirstThingThatIsSaid) {
   const RunResult failed{.kind = RunResult::Kind::failed, .exit_code = 3, .rank = 1};
   const RunResult stopped{.kind = RunResult::Kind::stopped, .signal = 15};
   const auto result_of = [](const auto& say) {
-    OneRound round(serve_store(0));
+    OneRound round(serve_store());
     static_cast<void>(round.take_events());
     say(round);
     RoundEvent over = only_event(round);
@@ -58,7 +58,7 @@ TEST(OneRound, EndsWithTheFirstThingThatIsSaid) {
 }
 
 TEST(OneRound, WritesNothingIntoItsStore) {
-  OneRound round(serve_store(0));
+  OneRound round(serve_store());
   JoinRequest request = round.empty_join_request();
   request.workers = {{"0.0", false}};
   round.request_join(0, request);

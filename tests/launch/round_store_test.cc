@@ -12,17 +12,17 @@ namespace {
 using test::expect_words;
 using test::message_of;
 
-TEST(RendezvousEndpoint, IsReadAsItIsShown) {
+TEST(EndpointOf, IsReadAsItIsShown) {
   for (const char* text : {"host-a:29400", "10.0.0.1:1", "[fe80::1]:65535", "[::1]:7"})
-    EXPECT_EQ(parse_rendezvous_endpoint(text).text(), text);
-  const RendezvousEndpoint six = parse_rendezvous_endpoint("[fe80::1]:65535");
+    EXPECT_EQ(endpoint_of({.rendezvous = text}).text(), text);
+  const sys::HostPort six = endpoint_of({.store = "[fe80::1]:65535"});
   EXPECT_EQ(six.host, "fe80::1");
   EXPECT_EQ(six.port, 65535);
 }
 
-TEST(RendezvousEndpoint, AnythingElseIsBadInput) {
+TEST(EndpointOf, AnythingElseIsBadInput) {
   const auto problem = [](const char* text) {
-    return message_of<BadInput>([&] { static_cast<void>(parse_rendezvous_endpoint(text)); });
+    return message_of<BadInput>([&] { static_cast<void>(endpoint_of({.rendezvous = text})); });
   };
   for (const char* nonsense :
        {"", "host", "host:", ":1", "[]:1", "host:0", "host:65536", "host:port", "host:1 "})

@@ -192,8 +192,8 @@ WorkerSpec joining(const char* code) {
                                 "--gtest_also_run_disabled_tests", "--gtest_brief=1"},
                   .max_restarts = 5,
                   .input = StandardInput::none};
-  std::erase_if(spec.environment, [](const auto& entry) { return entry.first == "GTEST_OUTPUT"; });
-  spec.environment.emplace_back("MODE", code);
+  spec.environment.erase("GTEST_OUTPUT");
+  spec.environment.emplace("MODE", code);
   return spec;
 }
 
@@ -313,8 +313,8 @@ WorkerSpec of_this_program(const char* test, int ranks) {
   spec.program = "/proc/self/exe";
   spec.arguments = {std::string("--gtest_filter=RoundsProgram.DISABLED_") + test,
                     "--gtest_also_run_disabled_tests", "--gtest_brief=1"};
-  std::erase_if(spec.environment, [](const auto& entry) { return entry.first == "GTEST_OUTPUT"; });
-  spec.environment.emplace_back("VICTIM", "dies");
+  spec.environment.erase("GTEST_OUTPUT");
+  spec.environment.emplace("VICTIM", "dies");
   return spec;
 }
 
@@ -343,7 +343,7 @@ TEST(Rounds, AFailureThatNoRestartCanHelpEndsTheRun) {
 
 TEST(Rounds, ASurvivorThatDoesNotLeaveItsRoundIsReplaced) {
   WorkerSpec spec = of_this_program("Survivor", 3);
-  spec.environment.back().second = "stops";
+  spec.environment["VICTIM"] = "stops";
   spec.hung_after = 1s;
   const Ran ran = run_agent(spec);
   EXPECT_EQ(ran.result.exit_code, 0) << ran.error;

@@ -144,7 +144,7 @@ TEST(ErrorFile, StaysBesideTheLogsAndGoesToTheParent) {
   const test::TemporaryFolder folder;
   WorkerSpec spec = shells(2, "echo some words; [ $RANK = 0 ] || kill -9 $$; exec sleep 60");
   spec.log_folder = folder / "logs";
-  spec.environment.emplace_back("TORCHELASTIC_ERROR_FILE", folder / "parent.json");
+  spec.environment.emplace("TORCHELASTIC_ERROR_FILE", folder / "parent.json");
   const Ran ran = run_agent(spec);
   const std::string file = folder / "logs/errors/round-0-rank-1.json";
   EXPECT_NE(ran.error.find("its error file: " + file + "\n"), std::string::npos) << ran.error;

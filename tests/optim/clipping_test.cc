@@ -4,8 +4,8 @@
 
 #include "dispatch/key.h"
 #include "dispatch/part.h"
-#include "optim/norm.h"
 #include "optim/support.h"
+#include "optim/update_entry.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/local.h>

@@ -3,6 +3,7 @@
 #include "parallel/composition.h"
 
 #include <lockstep/comm/init.h>
+#include <lockstep/comm/local.h>
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 
@@ -16,6 +17,7 @@
 
 #include <chrono>
 #include <functional>
+#include <latch>
 #include <list>
 #include <ostream>
 #include <stdexcept>
@@ -28,6 +30,7 @@ namespace lockstep {
 namespace {
 
 using namespace test;
+using namespace std::chrono_literals;
 
 using Deed = std::function<void()>;
 
@@ -259,6 +262,99 @@ TEST(StageOfAMesh, ThatThrowsIsNamedOnEveryRank) {
         },
         /*timeout=*/rank_limit);
 }
+
+// An exception in backward() on one rank ends the groups of all axes: no rank waits for its
+// deadline, although every rank keeps its handle.
+
+// Gradients of `up` and `first` need the ranks of tp after the hook of the output of `up`.
+struct ThreeLayersImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = up(first(x));
+    if (throws)
+      y.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
+    return down(torch::relu(y));
+  }
+  bool throws = false;
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(6, 6));
+  torch::nn::Linear up = register_module("up", torch::nn::Linear(6, 12));
+  torch::nn::Linear down = register_module("down", torch::nn::Linear(12, 6));
+};
+TORCH_MODULE(ThreeLayers);
+
+ParallelPlan parallel_plan(const ThreeLayers& /*model*/) {
+  return {.tensor = {{"up", Colwise()}, {"down", Rowwise()}}};
+}
+
+void backward_of_layers(const Mesh& mesh, bool throws, std::latch& end) {
+  ThreeLayers model;
+  const ParallelModel handle = parallelize(model, mesh);
+  const int replica = mesh.group().rank() / 2;  // the ranks of tp have the same batch
+  try {
+    model->throws = throws;
+    model->forward(values({4, 6}, replica)).square().mean().backward();
+  } catch (...) {
+    end.arrive_and_wait();
+    throw;
+  }
+}
+
+void backward_of_experts(const Mesh& mesh, bool throws, std::latch& end) {
+  models::MoeOptions options{.gpt = small_gpt(2, /*bias=*/false)};
+  options.mixture.experts = 4;
+  models::Moe model(options);
+  const ParallelModel handle = parallelize(model, mesh);
+  const auto block = [&](std::size_t number, const at::Tensor& x) {
+    return model->transformer->h[number]->as<models::MoeBlockImpl>()->forward(x).output;
+  };
+  try {
+    at::Tensor x = block(0, model->transformer->wte(TokenBatch(mesh.group().rank()).ids));
+    if (throws)
+      x.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
+    block(1, x).square().mean().backward();
+  } catch (...) {
+    end.arrive_and_wait();
+    throw;
+  }
+}
+
+struct FailingBackward {
+  std::string name;
+  std::vector<MeshAxis> axes;
+  void (*step)(const Mesh& mesh, bool throws, std::latch& end);
+};
+
+void PrintTo(const FailingBackward& one, std::ostream* out) { *out << one.name; }
+
+class FailedBackwardOfMesh : public testing::TestWithParam<FailingBackward> {};
+
+TEST_P(FailedBackwardOfMesh, EndsEveryRankAtOnce) {
+  for (int failing = 0; failing < 4; ++failing) {
+    std::latch end(4);
+    const auto began = std::chrono::steady_clock::now();
+    run_as_threads(
+        4,
+        [&](Group group) {
+          const int rank = group.rank();
+          const auto step = [&] {
+            GetParam().step(Mesh(group, GetParam().axes), rank == failing, end);
+          };
+          if (rank == failing)
+            EXPECT_EQ(message_of<std::runtime_error>(step), "mine");
+          else
+            expect_contains(message_of<Aborted>(step), "an exception ended backward()");
+        },
+        /*timeout=*/20s);
+    EXPECT_LT(std::chrono::steady_clock::now() - began, 10s) << "rank " << failing;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Of, FailedBackwardOfMesh,
+    testing::Values(FailingBackward{"fsdp_tp", {{"fsdp", 2}, {"tp", 2}}, backward_of_layers},
+                    FailingBackward{"dp_tp", {{"dp", 2}, {"tp", 2}}, backward_of_layers},
+                    FailingBackward{"fsdp_ep", {{"fsdp", 2}, {"ep", 2}}, backward_of_experts},
+                    FailingBackward{"dp_ep", {{"dp", 2}, {"ep", 2}}, backward_of_experts}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace lockstep

@@ -6,9 +6,12 @@
 #include <lockstep/parallel/handle.h>
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/from_blob.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -214,6 +217,28 @@ TEST(PartExchange, EveryRankGetsEveryList) {
       for (int rank = 0; rank < ranks; ++rank)
         EXPECT_TRUE(
             std::ranges::equal(parts_of(rank), all[static_cast<std::size_t>(rank)], are_equal));
+    });
+}
+
+// Without the checks, such words would be read beyond their end.
+TEST(PartExchange, WordsOfAnotherRankThatDescribeNoPartsAreAnError) {
+  const std::vector<std::vector<std::int64_t>> lists = {{}, {-1}, {2}, {1, 100}, {1, 1, 'a', 99}};
+  for (std::vector<std::int64_t> words : lists)
+    run_as_threads(2, [&](Group group) {
+      if (group.is_root()) {
+        expect_contains(message_of<Mismatch>([&] { (void)exchange_parts(group, {}); }),
+                        "exchange of parts: ");
+        return;
+      }
+      constexpr CallOptions call{.tag = "exchange of parts"};
+      std::vector<std::int64_t> lengths(2), all(1 + words.size());
+      auto own = std::ssize(words);
+      const auto view = [](std::int64_t* numbers, std::int64_t count) {
+        return at::from_blob(numbers, {count}, at::kLong);
+      };
+      group.all_gather(view(lengths.data(), 2), view(&own, 1), call).wait();
+      group.all_gather(view(all.data(), std::ssize(all)), view(words.data(), own), lengths, call)
+          .wait();
     });
 }
 

@@ -3,9 +3,9 @@
 
 #include "store/handshake.h"
 #include "store/wire.h"
+#include "sys/random_bytes.h"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,19 +18,15 @@ class TestClient {
 
   // Returns the client's first bytes, given the server's greeting.
   std::string prove(std::string_view greeting) {
-    std::memcpy(nonces_.server.data(), greeting.data() + magic.size(), nonce_bytes);
-    nonces_.client = random_nonce();
-    Proof proof = key_.client_proof(nonces_);
-    std::string bytes(magic);
-    bytes.append(reinterpret_cast<const char*>(nonces_.client.data()), nonce_bytes);
-    bytes.append(reinterpret_cast<const char*>(proof.data()), proof_bytes);
-    return bytes;
+    nonces_ = {std::string(greeting.substr(magic.size(), nonce_bytes)),
+               sys::random_bytes(nonce_bytes)};
+    return std::string(magic) + nonces_.client + key_.derive(client_proof, nonces_);
   }
 
   // Returns the client's last bytes of the handshake, given the server's answer.
   std::string begin(std::string_view answer) {
-    sealer_.emplace(key_.key_to_server(nonces_));
-    opener_.emplace(key_.key_to_client(nonces_), answer.substr(proof_bytes));
+    sealer_.emplace(key_.derive(key_to_server, nonces_));
+    opener_.emplace(key_.derive(key_to_client, nonces_), answer.substr(proof_bytes));
     return sealer_->header();
   }
 

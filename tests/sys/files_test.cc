@@ -13,6 +13,7 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <vector>
 
 #include <sched.h>
 #include <sys/mount.h>
@@ -42,6 +43,32 @@ TEST(Files, ReadGivesEveryByte) {
     std::ofstream(folder / "a", std::ios::binary) << content;
     EXPECT_EQ(read_file(folder / "a"), content) << size;
   }
+}
+
+TEST(Files, AQuestionWithoutAnAnswerIsASystemError) {
+  TemporaryFolder folder;
+  fs::create_symlink("loop", folder / "loop");
+  std::ofstream(folder / "file") << "x";
+  EXPECT_FALSE(sys::exists(folder / "none"));
+  EXPECT_FALSE(sys::exists(folder / "file/none"));
+  EXPECT_FALSE(sys::is_folder(folder / "none"));
+  EXPECT_FALSE(sys::is_folder(folder / "file"));
+  EXPECT_TRUE(sys::is_folder(folder.path()));
+  EXPECT_EQ(sys::entries_in(folder.path()),
+            (std::vector<fs::path>{folder / "file", folder / "loop"}));
+  const std::string loop = (folder / "loop").string(), why = ": Too many levels of symbolic links";
+  EXPECT_EQ(test::message_of<SystemError>([&] { (void)sys::exists(loop); }),
+            "looking at " + loop + why);
+  EXPECT_EQ(test::message_of<SystemError>([&] { (void)sys::is_folder(loop); }),
+            "looking at " + loop + why);
+  EXPECT_EQ(test::message_of<SystemError>([&] { (void)sys::entries_in(loop); }),
+            "listing " + loop + why);
+  EXPECT_EQ(test::message_of<SystemError>([&] { (void)sys::entries_in(folder / "file"); }),
+            "listing " + (folder / "file").string() + ": Not a directory");
+  sys::remove_all(folder / "none");
+  sys::remove_all(folder / "loop");
+  EXPECT_EQ(sys::entries_in(folder.path()).size(), 1u);
+  EXPECT_TRUE(sys::exists(own_program()));
 }
 
 TEST(AtomicFile, WhatWasWrittenCanBeWrittenOver) {

@@ -25,16 +25,26 @@ TEST(Device, IsTheCpuForOptionsThatComputeThere) {
     EXPECT_EQ(device_for_init(other), "cpu");
     EXPECT_EQ(device_of(other), c10::Device(c10::kCPU));
     const std::string message = test::message_of([&] { check_device(other); });
-    other.device = "cpu";
-    check_device(other);
+    for (const char* cpu : {"cpu", "cpu:0"}) {
+      other.device = cpu;
+      EXPECT_EQ(test::message_of([&] { check_device(other); }), "nothing was thrown");
+    }
     return message;
   };
   EXPECT_EQ(refused([](RunSetup& other) { other.strategy = StrategyKind::threads; }),
             "--strategy threads computes on the CPU: expected --device cpu, found --device cuda:1");
   EXPECT_EQ(refused([](RunSetup& other) { other.strategy = StrategyKind::ps; }),
             "--strategy ps computes on the CPU: expected --device cpu, found --device cuda:1");
-  EXPECT_EQ(refused([](RunSetup& other) { other.elastic = true; }),
-            "--elastic computes on the CPU: expected --device cpu, found --device cuda:1");
+}
+
+TEST(Device, TheCpuHasTwoNames) {
+  RunSetup setup("mlp");
+  setup.device = "cpu:0";
+  check_device(setup);
+  EXPECT_EQ(device_of(setup), c10::Device(c10::kCPU));
+  setup.device = "cpu:1";
+  EXPECT_NE(test::message_of([&] { check_device(setup); }).find("found 'cpu:1'"),
+            std::string::npos);
 }
 
 TEST(Device, ThatThisHostDoesNotHaveIsOneLine) {

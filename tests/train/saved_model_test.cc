@@ -70,6 +70,12 @@ TEST(SavedModel, MayBeARunACheckpointOrAFile) {
             std::string::npos);
 }
 
+TEST(SavedModel, APathThatLeadsNowhereIsASystemError) {
+  TemporaryFolder folder;
+  fs::create_symlink("loop", folder / "loop");
+  EXPECT_THROW((void)model_file(folder / "loop"), SystemError);
+}
+
 TEST(SavedModel, EveryTaskIsDescribed) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);
@@ -127,15 +133,18 @@ TEST_F(BrokenModel, AMissingEntryIsNamed) {
               std::string("metadata: expected an entry '") + entry + "', found none");
 }
 
-TEST_F(BrokenModel, AnEntryThatContradictsTheTensorsIsNamed) {
-  EXPECT_EQ(refusal("layers", "3"), "metadata: layers: 3 contradicts the tensors, which are for 2");
-  EXPECT_EQ(refusal("width", "32"),
-            "metadata: width: 32 contradicts the tensors, which are for 16");
-  EXPECT_EQ(refusal("block", "9"), "metadata: block: 9 contradicts the tensors, which are for 8");
+TEST_F(BrokenModel, TheTensorThatAnEntryContradictsIsNamed) {
+  const std::string wrong = "loading a model: ";
+  EXPECT_EQ(refusal("layers", "3"),
+            wrong + "expected a tensor named transformer.h.2.ln_1.weight, found none");
+  EXPECT_EQ(refusal("width", "20"),
+            wrong + "transformer.wte.weight: expected shape [8, 20], found [8, 16]");
+  EXPECT_EQ(refusal("block", "9"),
+            wrong + "transformer.wpe.weight: expected shape [9, 16], found [8, 16]");
   EXPECT_EQ(refusal("vocabulary", "bytes"),
-            "metadata: vocabulary: 256 contradicts the tensors, which are for 8");
+            wrong + "transformer.wte.weight: expected shape [256, 16], found [8, 16]");
   EXPECT_EQ(refusal("characters", "abc"),
-            "metadata: characters: 3 contradicts the tensors, which are for 8");
+            wrong + "transformer.wte.weight: expected shape [3, 16], found [8, 16]");
   EXPECT_EQ(refusal("heads", "3"), "metadata: width 16 is not a multiple of heads 3");
 }
 
@@ -158,7 +167,8 @@ TEST_F(BrokenModel, AModelThatTheFileCannotHoldIsRefusedBeforeItIsMade) {
     content.metadata["heads"] = "1";
     content.tensors["transformer.wte.weight"] = torch::zeros({8, 1'000'000});
   });
-  EXPECT_NE(message.find("a model of them has"), std::string::npos) << message;
+  EXPECT_NE(message.find("expected a model of the size of its tensors"), std::string::npos)
+      << message;
 }
 
 TEST_F(BrokenModel, ATensorThatIsMissingOrNotFiniteIsNamed) {

@@ -41,7 +41,7 @@ PUBLIC_OF_COMM = {
     "comm/call.h": "comm/call",
     "comm/backend.h": "comm/backend",
     "comm/local.h": "comm/backends/local",
-    "comm/c10d.h": "comm/backends/c10d",
+    "comm/c10d.h": "comm/backend",
     "comm/init.h": "comm/init",
     "comm/device.h": "comm/init",
 }

@@ -71,7 +71,7 @@ PATHS = [
     Path("one parameter through fully_shard() and AdamW", 23, "modules",
          ("dispatch", "layout", "optim", "parallel"),
          ["parallel/sharded/fully_shard", "check_memory", "plan_units", "names_path",
-          "whole_slice", "Unit::take_parameters", "UnitStorage::make_shard", "Unsharder::pin", "dispatch/intercept",
+          "whole_slice", "Unit::take_parameters", "UnitStorage::make", "Unsharder::pin", "dispatch/intercept",
           "Call::redispatch", "bring_memory", "check_parts", "PartKinds::whole_part", "Handle::parameters",
           "BackwardStep::on_gradient", "StepWatch::watch", "StateBroadcast::post", "UnitReducer::post_ready",
           "UnitGradients::post", "AbsentGradients::leave_in_slice", "step_adam", "make_entries", "make_spans"],

@@ -34,7 +34,7 @@ NOUNS = [
     (r"(?i)(?<![a-z])(forsake|farewell|mourn|godparent|spouse|sibling|witness)", "the field's word", ("include/*", "docs/*"),
      ("docs/architecture.md",)),
     (r"(?<![A-Za-z])patience(?![a-z])", "timeout", CODE,
-     ("*/train/*", "src/comm/backends/shm/*", "docs/training.md", "docs/reference/glossary.md")),
+     ("*/train/*", "src/apps/lockstep.1", "src/comm/backends/shm/*", "docs/training.md", "docs/reference/glossary.md")),
     (r"(?<![A-Za-z])Patience(?![a-z])", "timeout, or backoff", CODE, ("*/train/*",)),
     (r"(?i)deferred[_ ]?gradients?(?![a-z])", "lazy gradient: deferred is the construction of a model", CODE, ()),
     (r"(?i)group[_ ]story", "history of a group", CODE, ()),

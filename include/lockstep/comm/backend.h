@@ -78,9 +78,10 @@ class Backend {
     return false;
   }
 
-  // Returns an uninitialised tensor in the memory that peers can read fastest. Not collective.
+  // Returns an uninitialised tensor in the memory that peers can read fastest. Not collective. The
+  // default is at::empty().
   [[nodiscard]] virtual at::Tensor empty_shared(at::IntArrayRef sizes,
-                                                const at::TensorOptions& options) = 0;
+                                                const at::TensorOptions& options);
 
   // Posts a call in the group's order and waits for it; throws the errors of post() and wait(). The
   // group fills in the call's id, timeout and call site.

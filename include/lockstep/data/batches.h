@@ -150,7 +150,8 @@ class DeviceCopies {
   explicit DeviceCopies(std::optional<c10::Device> device, bool pin_memory = false);
 
   // Replaces each tensor by its copy; undefined tensors and tensors on the device are not changed.
-  // Does not wait for the device. The originals may be changed or released after the call.
+  // The originals may be changed or released after the call. Does not wait for the device, except
+  // for the copy of a tensor in pinned memory that something else holds, too.
   [[nodiscard]] Arrival begin(std::span<at::Tensor* const> tensors) const;
 
   // Returns true if begin() does nothing.

@@ -53,8 +53,8 @@ void give_values(const at::Tensor& tensor);
 void give_memory(const at::Tensor& tensor);
 // Lets the tensors get their memory on `device`: a deferred tensor without memory gets none now,
 // and its values are computed in host memory and copied when they are needed. Other tensors are
-// moved now. Tensors of one storage that are passed in one call still share it. Changes the tensors
-// in place, as Module::to() does.
+// moved now. Tensors that share memory and are passed in one call share it on the device, too.
+// Changes the tensors in place, as Module::to() does.
 void move_to(std::span<const at::Tensor> tensors, c10::Device device);
 // Returns an ordinary tensor in the same memory. `tensor` must be deferred.
 [[nodiscard]] at::Tensor as_ordinary(const at::Tensor& tensor);

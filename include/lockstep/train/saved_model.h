@@ -40,11 +40,12 @@ struct SavedModel {
 // no such file.
 [[nodiscard]] std::filesystem::path model_file(const std::filesystem::path& run);
 
-// Reads and checks the tensor file for `run`. If entries are missing or contradict the tensors,
-// throws BadInput with one line that names the file, before memory for the model is allocated. The
-// tables of a byte-pair encoding are read from the folder `bpe`, or, if it is empty, from the
-// folder that the run's config.toml names. Throws BadInput if they differ from the tables that the
-// model was trained with. If there is no such folder, the tokens of the model are numbers.
+// Reads and checks the tensor file for `run`. If entries are missing, or describe a far larger
+// model than the tensors, throws BadInput with one line that names the file, before memory for the
+// model is allocated; load_into() checks each tensor. The tables of a byte-pair encoding are read
+// from the folder `bpe`, or, if it is empty, from the folder that the run's config.toml names.
+// Throws BadInput if they differ from the tables that the model was trained with. If there is no
+// such folder, the tokens of the model are numbers.
 [[nodiscard]] SavedModel read_model(const std::filesystem::path& run,
                                     const std::filesystem::path& bpe = {});
 

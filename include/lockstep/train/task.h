@@ -155,16 +155,15 @@ class Task {
   [[nodiscard]] virtual ParallelPlan parallel_plan() const { return {}; }
   // Returns the weight of a batch's mean loss in measure(); by default its number of rows.
   [[nodiscard]] virtual double weight_of(const Batch& batch) const;
-  // Throws BadInput if the settings contradict the tensors of a saved model, so that no file can
-  // make a model larger than itself. Called before make_model().
-  virtual void check_tensors(const checkpoint::NamedTensors& /*tensors*/) const {}
 
   // Returns the number of steps in one pass over the training data.
   [[nodiscard]] virtual std::int64_t steps_per_epoch() const = 0;
   // Returns this rank's rows of the global batch of step `step`; all ranks have equally many. The
   // result must depend on the seed and the step only, so that a resumed run sees the same batches.
-  // With --uneven, ranks may have different numbers of rows; a rank without rows gets a Batch
-  // without tensors. EpochBatches (epoch_batches.h) implements this for any dataset.
+  // Host memory may be used again for the next batch; tensors on the device must keep their values
+  // until the next call, also during validation() and sample(). With --uneven, ranks may have
+  // different numbers of rows; a rank without rows gets a Batch without tensors. EpochBatches
+  // (epoch_batches.h) implements this for any dataset.
   [[nodiscard]] virtual Batch batch(std::int64_t step) = 0;
   // Returns the mean loss over these rows as a tensor of one element.
   [[nodiscard]] virtual at::Tensor loss(const Batch& batch) = 0;
@@ -230,7 +229,7 @@ using Measure = std::function<Totals(std::span<const std::size_t>)>;
 // without samples must also call. Gradients are disabled in `measure`.
 //
 // With `in_step`, every rank calls `measure` equally often, as a sharded model requires: a rank
-// with fewer samples measures sample 0 again, and the result is discarded.
+// with fewer samples measures the first ones again, and the result is discarded.
 [[nodiscard]] Evaluation evaluate(Group& group, std::int64_t samples, std::int64_t rows,
                                   const Measure& measure, bool in_step = false);
 

@@ -3,6 +3,8 @@
 #include "apps/bench/commands.h"
 #include "comm/init/backends.h"
 
+#include <lockstep/comm/device.h>
+
 #include <ATen/Parallel.h>
 
 namespace lockstep::apps {
@@ -29,8 +31,12 @@ void declare(CommandOptions& options, CollectivesOptions& chosen) {
   static const auto names = backend_names();
   options.add({"backend", "WORDS", "backends, in turn", "the one that init() chooses"},
               words_into(chosen.backends, names));
-  options.add({"memory", "WORDS", "arena, ordinary, node-shared", "what the backend has"},
+  options.add({"memory", "WORDS", join(Words(memory_names().begin(), memory_names().end())),
+               "what the backend and the device have"},
               words_into(chosen.memories, memory_names()));
+  options.add({"device", "DEVICE", "where tensors are: cpu, cuda (a GPU per rank) or cuda:N",
+               "a GPU if the rank sees one"},
+              text_into(chosen.device));
   add_ranks(options, chosen.ranks);
   add_number(options, "rounds", "turns per row", chosen.rounds, 1, most_turns);
   options.add({"turn", "SECONDS", "intended duration of a turn", formatted("{}", chosen.turn)},
@@ -45,10 +51,13 @@ void declare(CommandOptions& options, CollectivesOptions& chosen) {
 
 int act(const Words& words, const CollectivesOptions& chosen) {
   check_options(chosen);
-  return on_ranks(program_name, "collectives", words, chosen, [&](const Group& world) {
-    at::set_num_threads(1);
-    measure_collectives(chosen, world);
-  });
+  return on_ranks(
+      program_name, "collectives", words, chosen,
+      [&](const Group& world) {
+        at::set_num_threads(1);
+        measure_collectives(chosen, world, device());
+      },
+      chosen.device);
 }
 
 }  // namespace

@@ -37,17 +37,17 @@ inline void add_output(CommandOptions& options, bool& json) {
 }
 
 // Runs `body` on every rank: on the ranks of the launcher that started this process, or else on
-// copies of this process.
+// copies of this process. `device` as InitOptions::device.
 template <typename Chosen, typename Body>
 int on_ranks(const std::string& program, const std::string& name, const Words& words,
-             const Chosen& chosen, Body body) {
+             const Chosen& chosen, Body body, const std::string& device = "cpu") {
   Words own = words;
   own.insert(own.begin(), name);
   return train::run_ranks({.command = program + " " + name,
                            .words = std::move(own),
                            .ranks = chosen.ranks,
                            .usual_ranks = 2,
-                           .device = "cpu",
+                           .device = device,
                            .body = [&](const Group& world) {
                              body(world);
                              return 0;

@@ -1,7 +1,6 @@
 // lockstep-checkpoint: `lockstep checkpoint ls | show | verify | diff | reshard | convert`: shows
 // the content of checkpoints, verifies and compares them, and rewrites a checkpoint with another
 // number of files or in the format of another program.
-#include "apps/checkpoint/convert.h"
 #include "apps/checkpoint/source.h"
 #include "base/check.h"
 #include "base/counted.h"
@@ -121,10 +120,6 @@ std::string difference_of(PartsReader& one, const TensorEntry& a, PartsReader& o
       is_integer ? formatted("{}", found.most_of_integers) : formatted("{}", found.most));
 }
 
-bool has(const fs::path& folder, const char* name) {
-  return fs::exists(folder / name) || checkpoint::has_index(folder / name);
-}
-
 void compare(PartsReader& one, PartsReader& other, const std::string& shown_file,
              Difference& found) {
   std::set<std::string> names;
@@ -160,7 +155,8 @@ Difference difference_of(const fs::path& one, const fs::path& other) {
     return found;
   }
   for (const char* name : checkpoint::tensor_files) {
-    const bool in_one = has(one, name), in_other = has(other, name);
+    const bool in_one = checkpoint::has_tensors(one / name);
+    const bool in_other = checkpoint::has_tensors(other / name);
     if (in_one != in_other)
       found.lines.push_back(formatted("{}: only in {}", name, (in_one ? one : other).string()));
     if (!in_one || !in_other) continue;

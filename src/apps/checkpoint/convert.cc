@@ -1,4 +1,4 @@
-#include "apps/checkpoint/convert.h"
+#include "apps/checkpoint/source.h"
 
 #include "base/check.h"
 #include "base/counted.h"
@@ -6,7 +6,7 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "checkpoint/optimizer_state.h"
-#include "checkpoint/weight_files.h"
+#include "checkpoint/tensor_files.h"
 #include "sys/files.h"
 
 #include <lockstep/checkpoint/checkpoint.h>

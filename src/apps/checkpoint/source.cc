@@ -5,10 +5,9 @@
 #include "base/escaped.h"
 #include "base/format.h"
 #include "checkpoint/distributed_checkpoint.h"
-#include "checkpoint/dtype_names.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/shards.h"
-#include "checkpoint/weight_files.h"
+#include "checkpoint/tensor_files.h"
 #include "sys/plain_file.h"
 
 #include <lockstep/checkpoint/torch_file.h>
@@ -23,35 +22,37 @@ namespace lockstep::apps {
 namespace {
 
 namespace fs = std::filesystem;
+using checkpoint::TensorFiles;
 using checkpoint::TensorSource;
 using checkpoint::TensorSources;
-using checkpoint::WeightFiles;
 
 constexpr std::uint64_t most_config_bytes = 4 << 20;
 
-TensorSources sources_in(const std::shared_ptr<const WeightFiles>& files) {
+TensorSources sources_in(const std::shared_ptr<const TensorFiles>& files) {
   TensorSources sources;
-  for (const std::string& name : files->names())
-    sources.emplace(name, TensorSource{files->entry(name).dtype, files->entry(name).shape,
-                                       [files, name] { return files->read(name); }});
+  for (const checkpoint::TensorEntry& entry : files->entries())
+    sources.emplace(entry.name, TensorSource{entry.dtype, entry.shape,
+                                             [files, &entry] { return files->read(entry); }});
   return sources;
 }
 
-std::shared_ptr<const WeightFiles> one_file(const fs::path& path) {
-  return std::make_shared<const WeightFiles>(WeightFiles::of_file(path));
+// Opens a safetensors file or its shards.
+Source of_safetensors(const fs::path& path, const std::string& kind) {
+  const auto files = std::make_shared<const TensorFiles>(path);
+  return {.kind = kind,
+          .model = sources_in(files),
+          .metadata = checkpoint::without_checksums(files->metadata())};
 }
 
 Source of_checkpoint(const fs::path& folder) {
-  const auto model = std::make_shared<const WeightFiles>(folder);
-  Source source{.kind = formatted("the checkpoint {}", folder.string()),
-                .model = sources_in(model),
-                .metadata = model->metadata(),
-                .training = checkpoint::read_training_state(folder)};
-  const std::string optimizer = checkpoint::optimizer_file;
-  if (fs::exists(folder / optimizer) || fs::exists(folder / (optimizer + ".index.json")))
-    source.optimizer = sources_in(std::make_shared<const WeightFiles>(folder, optimizer));
+  Source source = of_safetensors(folder / checkpoint::model_file,
+                                 formatted("the checkpoint {}", folder.string()));
+  source.training = checkpoint::read_training_state(folder);
+  const fs::path optimizer = folder / checkpoint::optimizer_file;
+  if (checkpoint::has_tensors(optimizer))
+    source.optimizer = sources_in(std::make_shared<const TensorFiles>(optimizer));
   const fs::path own = folder / checkpoint::own_file;
-  if (fs::exists(own) || fs::exists(own.string() + ".index.json"))
+  if (checkpoint::has_tensors(own))
     source.left_out = formatted("the tensors of ranks' own in {}", own.string());
   return source;
 }
@@ -60,8 +61,8 @@ Source of_checkpoint(const fs::path& folder) {
 constexpr const char* pickled_weights = "pytorch_model.bin";
 
 bool has_only_pickled_weights(const fs::path& folder) {
-  return fs::exists(folder / pickled_weights) && !fs::exists(folder / checkpoint::model_file) &&
-         !fs::exists(folder / checkpoint::index_file);
+  return fs::exists(folder / pickled_weights) &&
+         !checkpoint::has_tensors(folder / checkpoint::model_file);
 }
 
 std::optional<std::string> config_in(const fs::path& folder) {
@@ -70,16 +71,9 @@ std::optional<std::string> config_in(const fs::path& folder) {
 }
 
 Source of_weights(const fs::path& folder) {
-  const auto files = std::make_shared<const WeightFiles>(folder);
-  return {.kind = "a folder of safetensors",
-          .model = sources_in(files),
-          .metadata = files->metadata(),
-          .config = config_in(folder)};
-}
-
-Source of_safetensors(const fs::path& path) {
-  const auto file = one_file(path);
-  return {.kind = "a safetensors file", .model = sources_in(file), .metadata = file->metadata()};
+  Source source = of_safetensors(folder / checkpoint::model_file, "a folder of safetensors");
+  source.config = config_in(folder);
+  return source;
 }
 
 // Finds model and optimizer in nested dicts.
@@ -138,7 +132,8 @@ bool is_of_others(const fs::path& path) {
 
 Source source_at(const fs::path& path, const SourceOptions& options) {
   if (fs::exists(path) && !fs::is_directory(path))
-    return is_torch_file(path) ? of_torch_file(path, options) : of_safetensors(path);
+    return is_torch_file(path) ? of_torch_file(path, options)
+                               : of_safetensors(path, "a safetensors file");
   if (is_distributed(path)) return of_distributed(path, options);
   if (has_only_pickled_weights(path)) {
     Source source = of_torch_file(path / pickled_weights, options);
@@ -180,7 +175,7 @@ std::vector<fs::path> tensor_files_of(const fs::path& path) {
   }
   std::vector<fs::path> files;
   for (const char* name : checkpoint::tensor_files)
-    if (fs::exists(path / name) || checkpoint::has_index(path / name)) files.push_back(path / name);
+    if (checkpoint::has_tensors(path / name)) files.push_back(path / name);
   return files;
 }
 

@@ -1,5 +1,5 @@
 // The input formats of `lockstep checkpoint convert` and `show`: this project's checkpoints, and
-// files of other programs.
+// files of other programs; and the conversion itself (convert.cc).
 #pragma once
 
 #include "checkpoint/safetensors_header.h"
@@ -72,5 +72,17 @@ struct SourceOptions {
 
 // Returns dtype and sizes as in the file: "F32 [2, 3]".
 [[nodiscard]] std::string kind_of(const checkpoint::TensorEntry& entry);
+
+struct ConvertOptions {
+  SourceOptions source;
+  std::int64_t shard_bytes = 5'000'000'000;
+};
+
+// Converts FROM to TO. The name of TO selects the format: FILE.safetensors, FILE.pt (.pth, .bin),
+// RUN/step-N, otherwise a folder of safetensors in the layout of model hubs. Returns a line that
+// says what was written, and which parts of FROM were left out. Throws BadInput, InvalidArgument
+// and SystemError; TO is unchanged then.
+[[nodiscard]] std::string convert(const std::filesystem::path& from,
+                                  const std::filesystem::path& to, ConvertOptions options);
 
 }  // namespace lockstep::apps

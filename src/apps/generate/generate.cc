@@ -4,6 +4,7 @@
 #include "base/counted.h"
 #include "base/escaped.h"
 #include "base/text.h"
+#include "comm/init/choice.h"
 #include "sys/program.h"
 #include "train/device.h"
 
@@ -12,6 +13,7 @@
 #include <lockstep/mesh/mesh.h>
 #include <lockstep/parallel/model_plans.h>
 #include <lockstep/parallel/parallelize.h>
+#include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/train/generation.h>
 #include <lockstep/train/saved_model.h>
 
@@ -49,7 +51,8 @@ struct Given {
   std::string bpe;
   std::optional<std::string> model, tokens_text;
   std::optional<std::int64_t> new_tokens;
-  std::optional<std::string> prompt, temperature;
+  std::optional<std::string> prompt;
+  std::optional<double> temperature;
   std::optional<std::int64_t> top_k;
   std::string mesh, device;
   std::int64_t tokens = 200;
@@ -59,7 +62,7 @@ struct Given {
 
 // Returns true if a process that runs alone should compute on a device, which init() chooses.
 bool needs_device(const std::string& device) {
-  return device != "cpu" && (!device.empty() || at::accelerator::deviceCount() > 0);
+  return !is_cpu(device) && (!device.empty() || at::accelerator::deviceCount() > 0);
 }
 
 // The ranks that compute a model together (only this process without --mesh), and their devices.
@@ -87,7 +90,7 @@ class Ranks {
   // else.
   [[nodiscard]] ParallelModel divide(std::shared_ptr<torch::nn::Module> model,
                                      const TensorPlan& plan) const {
-    model->to(device());
+    move_to(*model, device());
     if (!is_parallel_) return {};
     return parallelize(std::move(model), Mesh(group_, {{"tp", group_.size()}}), {.tensor = plan});
   }
@@ -100,9 +103,6 @@ class Ranks {
   Group group_;
   bool is_parallel_ = false;
 };
-
-TensorPlan plan_of(const models::Gpt& model) { return gpt_tensor_plan(model->options()); }
-TensorPlan plan_of(const models::Llama& model) { return llama_tensor_plan(model->options()); }
 
 // A very small temperature would turn finite logits into inf.
 double temperature_of(const std::string& text) {
@@ -131,10 +131,7 @@ CommandOptions declared(Given& given) {
       {"new-tokens", "N", "with --model: tokens to make", "20"},
       [&](const std::string& text) { given.new_tokens = checked_number(text, 0, most_tokens); });
   options.add({"temperature", "T", "sampling temperature; 0: as --greedy", "1"},
-              [&](const std::string& text) {
-                (void)temperature_of(text);
-                given.temperature = text;
-              });
+              [&](const std::string& text) { given.temperature = temperature_of(text); });
   options.add({"top-k", "K", "draw among the K likeliest tokens only; 0: among all", "0"},
               [&](const std::string& text) { given.top_k = checked_number(text, 0, most_tokens); });
   options.add({"seed", "S", "random seed", "1337"}, number_into(given.seed, 0, most_tokens));
@@ -156,6 +153,7 @@ void take_run(Given& given, const std::vector<std::string>& words) {
   }
   if (given.greedy && (given.temperature || given.top_k))
     throw UsageError("give --greedy, or --temperature and --top-k, not both");
+  if (given.greedy) given.temperature = 0;
   if (given.model) {
     if (!words.empty())
       throw UsageError(
@@ -199,27 +197,24 @@ void check_positions(const models::Llama&, std::int64_t, std::int64_t) {}
 // Parses ids and checks them against the size of the vocabulary.
 at::Tensor ids_in(const std::string& text, std::int64_t vocabulary) {
   std::vector<std::int64_t> ids;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string word = text.substr(begin, end - begin);
+  const auto take = [&](const std::string& word) {
     std::optional<std::int64_t> id = parse_integer(word);
     if (!id || *id < 0 || *id >= vocabulary)
       throw UsageError(
           formatted("--tokens: expected token ids from 0 to {}, separated by commas, found '{}'",
                     vocabulary - 1, escaped(word)));
     ids.push_back(*id);
-    begin = end + 1;
-  }
+  };
+  each_of(take)(text);
   return torch::tensor(ids, at::kLong).unsqueeze(0);
 }
 
 int generate_from_model(const Given& given) {
-  models::GenerateOptions options{
+  const models::GenerateOptions options{
+      .temperature = given.temperature.value_or(1),
       .top_k = given.top_k.value_or(0),
       .beyond_block = true,
       .generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(given.seed))};
-  if (given.temperature) options.temperature = temperature_of(*given.temperature);
-  if (given.greedy) options.temperature = 0;
   const Ranks ranks(given.mesh, given.device);
   hub::LanguageModel model = hub::load_language_model(*given.model);
   at::Tensor ids = std::visit(
@@ -227,7 +222,7 @@ int generate_from_model(const Given& given) {
         const at::Tensor prompt = ids_in(*given.tokens_text, model->options().vocabulary);
         const std::int64_t more = given.new_tokens.value_or(20);
         check_positions(model, prompt.size(1), more);
-        const ParallelModel parts = ranks.divide(model.ptr(), plan_of(model));
+        const ParallelModel parts = ranks.divide(model.ptr(), parallel_plan(model).tensor);
         return model->generate(prompt, more, options);
       },
       model);
@@ -248,11 +243,10 @@ int generate(const Given& given) {
   const train::SavedLanguageModel model = train::language_model_of(saved);
   const ParallelModel parts = ranks.divide(model.module, model.plan);
   train::GenerationOptions options{.tokens = given.tokens,
+                                   .temperature = given.temperature.value_or(1),
                                    .top_k = given.top_k.value_or(0),
                                    .seed = static_cast<std::uint64_t>(given.seed),
                                    .with_prompt = given.prompt.has_value()};
-  if (given.temperature) options.temperature = temperature_of(*given.temperature);
-  if (given.greedy) options.temperature = 0;
   options.prompt = given.prompt.value_or(train::default_prompt(*saved.tokenizer));
   if (given.prompt == "-") options.prompt = standard_input();
   try {

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <tuple>
 
 namespace lockstep::apps {
@@ -61,17 +62,13 @@ std::string text_if_any(const Json& json, const char* key) {
   return json.contains(key) ? text_of(json, key) : std::string();
 }
 
-// Returns an integer in a range. The JSON library itself would wrap integers that are too large,
-// and truncate 1.5 to 1.
 std::int64_t whole_number(const Json& value, const char* key, std::int64_t least,
                           std::int64_t most) {
-  const bool fits = value.is_number_integer() &&
-                    (!value.is_number_unsigned() || value.get<std::uint64_t>() <= INT64_MAX);
-  check_input(fits, "'{}' is not an integer of 64 bits", key);
-  const auto number = value.get<std::int64_t>();
-  check_input(number >= least && number <= most, "'{}' is {}, which is not from {} to {}", key,
-              number, least, most);
-  return number;
+  const std::optional<std::int64_t> number = sys::integer_of(value);
+  check_input(number.has_value(), "'{}' is not an integer of 64 bits", key);
+  check_input(*number >= least && *number <= most, "'{}' is {}, which is not from {} to {}", key,
+              *number, least, most);
+  return *number;
 }
 
 std::int64_t number_of(const Json& json, const char* key, std::int64_t least, std::int64_t most) {

@@ -35,13 +35,6 @@ struct FlightGroup {
   std::string failure;
 };
 
-// One rank's part in a group: the data of its record that GroupHistory needs.
-struct FlightPart {
-  std::size_t file = 0;            // index into the files
-  std::size_t group = 0;           // index into FlightFile::groups
-  std::vector<std::size_t> calls;  // indices into FlightFile::calls
-};
-
 struct FlightFile {
   std::string path;
   int rank = 0;

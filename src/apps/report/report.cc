@@ -21,7 +21,6 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 namespace {
@@ -33,10 +32,13 @@ using namespace lockstep::apps;
 // which call, and which ranks never made that call.
 class GroupHistory {
  public:
-  // `now` is the time at which the last record was written, in seconds since 1970. `parts` belong
-  // to the ranks that have a record of the group, each in its own file.
-  GroupHistory(const std::vector<FlightFile>& files, const std::vector<FlightPart>& parts,
-               std::string name, double now);
+  // `now` is the time at which the last record was written, in seconds since 1970.
+  GroupHistory(const std::vector<FlightFile>& files, double now) : files_(files), now_(now) {}
+
+  // Adds a rank that has a record of the group.
+  void add_rank(const FlightFile& file, const FlightGroup& group);
+  // Adds a call of the rank that was added last.
+  void add(const FlightCall& call);
 
   // Returns the lines of the report; empty if there is no open call, no difference and no failure.
   [[nodiscard]] std::vector<std::string> tell() const;
@@ -72,7 +74,7 @@ class GroupHistory {
   [[nodiscard]] const std::string& name() const { return names_.name(); }
 
   const std::vector<FlightFile>& files_;
-  const double now_;
+  double now_;
   std::vector<int> members_;
   GroupNames names_;
   std::vector<Part> parts_;
@@ -98,26 +100,21 @@ std::uint64_t last_in(const std::map<std::uint64_t, const FlightCall*>& line) {
   return line.empty() ? 0 : line.rbegin()->first;
 }
 
-GroupHistory::GroupHistory(const std::vector<FlightFile>& files,
-                           const std::vector<FlightPart>& parts, std::string name, double now)
-    : files_(files), now_(now) {
-  for (const FlightPart& one : parts) {
-    const FlightFile& file = files_[one.file];
-    const FlightGroup& group = file.groups[one.group];
-    members_ = group.members;
-    const auto place = std::find(members_.begin(), members_.end(), file.rank);
-    Part part{.file = &file, .group = &group, .number = static_cast<int>(place - members_.begin())};
-    for (std::size_t index : one.calls) {
-      const FlightCall& call = file.calls[index];
-      if (call.progress == "refused") continue;
-      Line& line = call.call == "send"   ? part.sends[call.root]
-                   : call.call == "recv" ? part.receives[call.root]
-                                         : part.collectives;
-      line[call.sequence] = &call;
-    }
-    parts_.push_back(std::move(part));
-  }
-  names_ = {std::move(name), members_};
+void GroupHistory::add_rank(const FlightFile& file, const FlightGroup& group) {
+  members_ = group.members;
+  names_ = {group.name, members_};
+  const auto place = std::find(members_.begin(), members_.end(), file.rank);
+  parts_.push_back(
+      {.file = &file, .group = &group, .number = static_cast<int>(place - members_.begin())});
+}
+
+void GroupHistory::add(const FlightCall& call) {
+  if (call.progress == "refused") return;
+  Part& part = parts_.back();
+  Line& line = call.call == "send"   ? part.sends[call.root]
+               : call.call == "recv" ? part.receives[call.root]
+                                     : part.collectives;
+  line[call.sequence] = &call;
 }
 
 std::string GroupHistory::ago(double time) const { return duration_text(now_ - time); }
@@ -332,30 +329,26 @@ void introduce(const std::vector<FlightFile>& files, double now, std::vector<std
   }
 }
 
-using NamedParts = std::pair<std::string, std::vector<FlightPart>>;
-
-// Returns the groups in order of creation, with each rank's part. If a rank has two groups of one
-// name, its first one counts.
-std::vector<NamedParts> groups_of(const std::vector<FlightFile>& files) {
-  std::vector<NamedParts> groups;
+// Returns the groups in order of creation. If a rank has two groups of one name, its first one
+// counts.
+std::vector<GroupHistory> histories_of(const std::vector<FlightFile>& files, double now) {
+  std::vector<GroupHistory> histories;
   std::unordered_map<std::string, std::size_t> place_of;
-  for (std::size_t file = 0; file < files.size(); ++file) {
-    std::vector<FlightPart*> part_of(files[file].groups.size(), nullptr);
-    for (std::size_t group = 0; group < files[file].groups.size(); ++group) {
-      const std::string& name = files[file].groups[group].name;
-      const auto [place, is_new] = place_of.try_emplace(name, groups.size());
-      if (is_new) groups.emplace_back(name, std::vector<FlightPart>());
-      std::vector<FlightPart>& parts = groups[place->second].second;
-      if (parts.empty() || parts.back().file != file) parts.push_back({file, group, {}});
+  for (const FlightFile& file : files) {
+    std::set<std::string_view> names;
+    std::vector<std::optional<std::size_t>> place_of_group;
+    for (const FlightGroup& group : file.groups) {
+      place_of_group.emplace_back();
+      if (!names.insert(group.name).second) continue;
+      const auto [place, is_new] = place_of.try_emplace(group.name, histories.size());
+      if (is_new) histories.emplace_back(files, now);
+      histories[place->second].add_rank(file, group);
+      place_of_group.back() = place->second;
     }
-    for (std::size_t group = 0; group < part_of.size(); ++group) {
-      FlightPart& part = groups[place_of.at(files[file].groups[group].name)].second.back();
-      if (part.group == group) part_of[group] = &part;
-    }
-    for (std::size_t call = 0; call < files[file].calls.size(); ++call)
-      if (FlightPart* part = part_of[files[file].calls[call].group]) part->calls.push_back(call);
+    for (const FlightCall& call : file.calls)
+      if (const auto place = place_of_group[call.group]) histories[*place].add(call);
   }
-  return groups;
+  return histories;
 }
 
 // Takes at least one file; each must be of another rank of the same run, otherwise throws BadInput.
@@ -370,8 +363,8 @@ std::vector<std::string> explain_hang(const std::vector<FlightFile>& unsorted) {
   std::vector<std::string> lines;
   introduce(files, now, lines);
   const std::size_t introduction = lines.size();
-  for (const auto& [name, parts] : groups_of(files)) {
-    const auto story = GroupHistory(files, parts, name, now).tell();
+  for (const GroupHistory& history : histories_of(files, now)) {
+    const auto story = history.tell();
     lines.insert(lines.end(), story.begin(), story.end());
   }
   if (lines.size() == introduction)

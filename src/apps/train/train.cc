@@ -21,9 +21,9 @@ constexpr const char* command = "lockstep train";
 // it.
 std::string program_name() {
   namespace fs = std::filesystem;
-  const fs::path dispatcher = fs::read_symlink("/proc/self/exe").parent_path() / "lockstep";
-  std::istringstream folders(environment::text("PATH").value_or(""));
   std::error_code none;
+  const fs::path dispatcher = fs::read_symlink("/proc/self/exe", none).parent_path() / "lockstep";
+  std::istringstream folders(environment::text("PATH").value_or(""));
   for (std::string folder; std::getline(folders, folder, ':');)
     if (fs::equivalent(fs::path(folder) / "lockstep", dispatcher, none)) return command;
   return train::shell_word(dispatcher.string()) + " train";

@@ -3,6 +3,7 @@
 #include "base/counted.h"
 #include "base/format.h"
 #include "comm/api/group_state.h"
+#include "comm/kernels/combine.h"
 
 #include <lockstep/base/error.h>
 
@@ -20,22 +21,6 @@ namespace {
 // The caller's tensor, or a tensor that was made from it.
 using Operand = c10::MaybeOwned<at::Tensor>;
 
-// Unsigned integers above 8 bits are missing: ATen does not support arithmetic on them everywhere,
-// so they can only be moved.
-bool is_integral(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kBool:
-    case at::kByte:
-    case at::kChar:
-    case at::kShort:
-    case at::kInt:
-    case at::kLong:
-      return true;
-    default:
-      return false;
-  }
-}
-
 // Returns why the tensor's memory does not contain its values in order, and what to pass instead;
 // empty if it does.
 std::string_view objection_to(const at::Tensor& tensor) {
@@ -44,11 +29,6 @@ std::string_view objection_to(const at::Tensor& tensor) {
   if (tensor.is_conj()) return "is a conjugated view; pass its resolve_conj()";
   if (tensor.is_neg()) return "is a negated view; pass its resolve_neg()";
   return {};
-}
-
-bool is_floating(at::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
-         dtype == at::kBFloat16;
 }
 
 // Checks of the arguments that a user passed to an operation of a group. They run before anything
@@ -91,18 +71,15 @@ class Arguments {
     if (peer == rank_) refuse("the peer is this rank itself; a rank cannot send to itself");
   }
 
+  // Unsigned integers above 8 bits can only be moved: ATen does not support arithmetic on them
+  // everywhere.
   void reduces(Op op, at::ScalarType dtype) const {
-    bool bits = op == Op::band || op == Op::bor || op == Op::bxor;
-    bool linear = op == Op::sum || op == Op::average;
-    bool complex = dtype == at::kComplexFloat || dtype == at::kComplexDouble;
     if (op > Op::bxor) refuse("operation number {} does not exist", static_cast<int>(op));
-    if (is_integral(dtype) ? op != Op::average
-                           : (is_floating(dtype) && !bits) || (complex && linear))
-      return;
+    const auto type = dtype_of(dtype);
+    if (is_complex(type) ? op <= Op::average : kernels::can_combine(type, op)) return;
     refuse("{} is not defined for {}{}", name_of(op), c10::toString(dtype),
            op == Op::average ? "; it takes floating point only" : "");
   }
-
   void alike(const at::Tensor& output, const at::Tensor& input) const {
     if (output.scalar_type() != input.scalar_type()) {
       refuse("output and input must have the same dtype, found {} and {}",

@@ -58,11 +58,39 @@ void describe_operand(Call& call) {
   call.elements = tensor.numel();
 }
 
-// Returns the bytes that this rank contributes to the call.
-std::int64_t bytes_given(const Call& call, int rank) {
-  bool gives = call.collective != Collective::recv && call.collective != Collective::barrier &&
-               (call.collective != Collective::broadcast || call.root == rank);
-  return gives && call.input.defined() ? static_cast<std::int64_t>(call.input.nbytes()) : 0;
+// Returns the elements of the input that this rank sends in the algorithm of GroupTraffic::bytes.
+std::int64_t elements_sent(const Call& call, int rank, int size) {
+  const std::int64_t all = call.input.numel();
+  const std::int64_t own = all / size + (rank < all % size ? 1 : 0);  // the share of this rank
+  const std::int64_t others = size - 1;
+  switch (call.collective) {
+    case Collective::all_reduce:
+      return all - own + own * others;
+    case Collective::reduce:
+      return rank == call.root ? all - own : all;
+    case Collective::broadcast:
+      return rank == call.root ? all * others : 0;
+    case Collective::all_gather:
+      return all * others;
+    case Collective::all_to_all:
+      return all - (call.input_counts.empty() ? own : call.input_counts[rank]);
+    case Collective::gather:
+      return rank == call.root ? 0 : all;
+    case Collective::reduce_scatter:
+    case Collective::scatter:
+      return all - call.output.numel();
+    case Collective::send:
+      return all;
+    case Collective::recv:
+    case Collective::barrier:
+      return 0;
+  }
+  return 0;
+}
+
+std::int64_t bytes_sent(const Call& call, int rank, int size) {
+  if (!call.input.defined()) return 0;
+  return elements_sent(call, rank, size) * static_cast<std::int64_t>(call.input.element_size());
 }
 
 std::vector<int> world_ranks_of(const GroupNames& names, int size) {
@@ -140,7 +168,7 @@ std::uint64_t GroupState::post_to_backend(Call& call) {
     backend_->post(call);
     ++count;
     ++traffic_.calls;
-    traffic_.bytes += bytes_given(call, backend_->rank());
+    traffic_.bytes += bytes_sent(call, backend_->rank(), backend_->size());
     if (entry != 0) recorder_->note_posted(entry);
     return entry;
   } catch (const std::exception& error) {

@@ -7,7 +7,10 @@
 #include "comm/call/record.h"
 #include "sys/own_process.h"
 
-#include <limits>
+#include <ATen/ops/empty.h>
+
+#include <array>
+#include <utility>
 
 namespace lockstep {
 
@@ -30,66 +33,42 @@ std::shared_ptr<Backend> Backend::on_host(std::string_view name) {
 }
 
 DType dtype_of(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return DType::float64;
-    case at::kFloat:
-      return DType::float32;
-    case at::kHalf:
-      return DType::float16;
-    case at::kBFloat16:
-      return DType::bfloat16;
-    case at::kLong:
-      return DType::int64;
-    case at::kInt:
-      return DType::int32;
-    case at::kShort:
-      return DType::int16;
-    case at::kChar:
-      return DType::int8;
-    case at::kByte:
-      return DType::uint8;
-    case at::kBool:
-      return DType::boolean;
-    case at::kComplexFloat:
-      return DType::complex64;
-    case at::kComplexDouble:
-      return DType::complex128;
-    case at::kUInt16:
-      return DType::uint16;
-    case at::kUInt32:
-      return DType::uint32;
-    case at::kUInt64:
-      return DType::uint64;
-    case at::kComplexHalf:
-      return DType::complex32;
-    case at::kFloat8_e5m2:
-      return DType::float8_e5m2;
-    case at::kFloat8_e4m3fn:
-      return DType::float8_e4m3fn;
-    case at::kFloat8_e5m2fnuz:
-      return DType::float8_e5m2fnuz;
-    case at::kFloat8_e4m3fnuz:
-      return DType::float8_e4m3fnuz;
-    default:
-      break;
+  constexpr std::array<std::pair<at::ScalarType, DType>, 20> known{{
+      {at::kFloat, DType::float32},
+      {at::kBFloat16, DType::bfloat16},
+      {at::kLong, DType::int64},
+      {at::kDouble, DType::float64},
+      {at::kHalf, DType::float16},
+      {at::kInt, DType::int32},
+      {at::kByte, DType::uint8},
+      {at::kBool, DType::boolean},
+      {at::kShort, DType::int16},
+      {at::kChar, DType::int8},
+      {at::kComplexFloat, DType::complex64},
+      {at::kComplexDouble, DType::complex128},
+      {at::kComplexHalf, DType::complex32},
+      {at::kUInt16, DType::uint16},
+      {at::kUInt32, DType::uint32},
+      {at::kUInt64, DType::uint64},
+      {at::kFloat8_e5m2, DType::float8_e5m2},
+      {at::kFloat8_e4m3fn, DType::float8_e4m3fn},
+      {at::kFloat8_e5m2fnuz, DType::float8_e5m2fnuz},
+      {at::kFloat8_e4m3fnuz, DType::float8_e4m3fnuz},
+  }};
+  for (const auto& [one, type] : known) {
+    if (one == dtype) return type;
   }
-  switch (c10::elementSize(dtype)) {
-    case 1:
-      return DType::opaque1;
-    case 2:
-      return DType::opaque2;
-    case 4:
-      return DType::opaque4;
-    case 8:
-      return DType::opaque8;
-    case 16:
-      return DType::opaque16;
-    default:
-      throw InvalidArgument(
-          formatted("dtype {}: expected elements of 1, 2, 4, 8 or 16 bytes, found {}",
-                    c10::toString(dtype), c10::elementSize(dtype)));
+  const auto bytes = c10::elementSize(dtype);
+  for (auto type :
+       {DType::opaque1, DType::opaque2, DType::opaque4, DType::opaque8, DType::opaque16}) {
+    if (bytes_of(type) == bytes) return type;
   }
+  throw InvalidArgument(formatted("dtype {}: expected elements of 1, 2, 4, 8 or 16 bytes, found {}",
+                                  c10::toString(dtype), bytes));
+}
+
+at::Tensor Backend::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::empty(sizes, options);
 }
 
 at::Tensor Backend::empty_node_shared(at::IntArrayRef, const at::TensorOptions&, const Agree&) {

@@ -7,6 +7,8 @@
 
 #include "comm/backend/posted_call.h"
 
+#include <ATen/ops/empty.h>
+
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -64,7 +66,9 @@ class BlockingCollectives {
   virtual void close(std::string_view reason) noexcept = 0;
   // As Backend::empty_shared().
   [[nodiscard]] virtual at::Tensor empty_shared(at::IntArrayRef sizes,
-                                                const at::TensorOptions& options) = 0;
+                                                const at::TensorOptions& options) {
+    return at::empty(sizes, options);
+  }
   // Makes the backend of the subgroup `name`, in which this rank is number `rank`. Blocks until all
   // of its ranks have joined.
   [[nodiscard]] virtual std::shared_ptr<BlockingCollectives> subset(std::span<const int> ranks,

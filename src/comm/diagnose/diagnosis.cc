@@ -3,15 +3,18 @@
 #include <lockstep/base/error.h>
 
 #include "base/format.h"
+#include "base/scope_exit.h"
 #include "base/text.h"
 #include "comm/diagnose/call_watch.h"
 #include "sys/process_info.h"
 #include "sys/thread.h"
 
 #include <algorithm>
-#include <atomic>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -25,25 +28,34 @@ using namespace std::chrono_literals;
 constexpr auto survey_time = 400ms;
 constexpr auto report_wait = 3s;
 
-// Runs `action` in a separate thread. Returns false if it has not ended within the limit, has
-// failed, or could not start; sets `problem` if the reason is known.
-bool run_in_time(std::function<void()> action, Duration limit, std::string& problem) {
-  auto failed = std::make_shared<std::atomic<bool>>(false);
-  try {
-    const bool over = sys::run_with_timeout(
-        [failed, action = std::move(action)] {
-          try {
-            action();
-          } catch (const std::exception&) {  // out of memory for the message
-            *failed = true;
-          }
-        },
-        limit);
-    return over && !*failed;
-  } catch (const SystemError& error) {
-    problem = error.what();
-    return false;
-  }
+// Runs `action` in a separate thread and returns its result. Throws the exception of `action`;
+// SystemError if the thread cannot start; and Timeout if `action` has not ended within the limit.
+template <class Action>
+auto run_in_time(Action action, Duration limit) {
+  struct Shared {
+    std::mutex mutex;
+    std::optional<std::invoke_result_t<Action&>> result;
+    std::exception_ptr error;
+  };
+  auto shared = std::make_shared<Shared>();
+  const bool over = sys::run_with_timeout(
+      [shared, action = std::move(action)]() mutable {
+        std::exception_ptr error;
+        std::optional<std::invoke_result_t<Action&>> result;
+        try {
+          result = action();
+        } catch (...) {
+          error = std::current_exception();
+        }
+        const std::lock_guard lock(shared->mutex);
+        shared->result = std::move(result);
+        shared->error = std::move(error);
+      },
+      limit);
+  if (!over) throw Timeout("it does not answer");
+  const std::lock_guard lock(shared->mutex);
+  if (shared->error) std::rethrow_exception(shared->error);
+  return *std::move(shared->result);
 }
 
 }  // namespace
@@ -115,51 +127,33 @@ std::string Diagnosis::key(std::string_view name) const { return key_of_end(grou
 
 std::exception_ptr Diagnosis::agree(FailureKind kind, const CallRecord& call,
                                     std::string_view detail,
-                                    const std::function<void()>& close) noexcept {
-  try {
-    return agree_in_time(kind, call, detail, close);
-  } catch (...) {
-    close();
-    return std::current_exception();
-  }
-}
-
-std::exception_ptr Diagnosis::agree_in_time(FailureKind kind, const CallRecord& call,
-                                            std::string_view detail,
-                                            const std::function<void()>& close) {
-  struct Shared {
+                                    const std::function<void()>& close) noexcept try {
+  struct Closing {
     std::mutex mutex;
     std::function<void()> close;  // empty once the caller has returned
-    std::optional<FailureReport> report;
   };
-  auto shared = std::make_shared<Shared>();
-  shared->close = close;
-  auto close_now = [shared] {
-    std::lock_guard lock(shared->mutex);
-    if (shared->close) shared->close();
+  auto closing = std::make_shared<Closing>();
+  closing->close = close;
+  const ScopeExit returned([&] {
+    const std::lock_guard lock(closing->mutex);
+    closing->close = nullptr;
+  });
+  auto close_now = [closing] {
+    const std::lock_guard lock(closing->mutex);
+    if (closing->close) closing->close();
   };
-  auto agree = [=, self = *this, text = std::string(detail)]() mutable {
-    auto report = self.agree_now(kind, call, text, close_now);
-    std::lock_guard lock(shared->mutex);
-    shared->report = std::move(report);
+  auto agreed = [=, self = *this, text = std::string(detail)]() mutable {
+    return self.read_or_write_report(kind, call, text, close_now);
   };
-  std::string problem = "it does not answer";
-  const bool over = run_in_time(std::move(agree), store_timeout_, problem);
-  if (!over) close_now();
-  std::lock_guard lock(shared->mutex);
-  shared->close = nullptr;
-  if (!shared->report) shared->report = alone(kind, call, detail, problem);
-  return shared->report->error();
-}
-
-FailureReport Diagnosis::agree_now(FailureKind kind, const CallRecord& call,
-                                   std::string_view detail, const std::function<void()>& close) {
   try {
-    return read_or_write_report(kind, call, detail, close);
+    return run_in_time(std::move(agreed), store_timeout_).error();
   } catch (const std::exception& error) {
-    close();
-    return alone(kind, call, detail, error.what());
+    close_now();
+    return alone(kind, call, detail, error.what()).error();
   }
+} catch (...) {
+  close();
+  return std::current_exception();
 }
 
 FailureReport Diagnosis::alone(FailureKind kind, const CallRecord& call, std::string_view detail,
@@ -253,29 +247,12 @@ std::string Diagnosis::lost_in(const Survey& survey, const CallRecord& call,
 
 std::string Diagnosis::said_in_time(const std::function<std::string()>& otherwise,
                                     std::function<Say> say) {
-  struct Shared {
-    std::mutex mutex;
-    std::optional<std::string> text;
-    std::string problem = "it does not answer";
-  };
-  auto shared = std::make_shared<Shared>();
-  auto said = [shared, self = *this, say = std::move(say)]() mutable {
-    std::optional<std::string> text;
-    std::string problem;
-    try {
-      text = say(self);
-    } catch (const std::exception& error) {
-      problem = error.what();
-    }
-    std::lock_guard lock(shared->mutex);
-    shared->text = text;
-    shared->problem = problem;
-  };
-  std::string problem;
-  static_cast<void>(run_in_time(std::move(said), store_timeout_, problem));
-  std::lock_guard lock(shared->mutex);
-  if (problem.empty()) problem = shared->problem;
-  return shared->text ? *shared->text : undiagnosed_sentence(otherwise(), problem, group_);
+  try {
+    return run_in_time([self = *this, say = std::move(say)]() mutable { return say(self); },
+                       store_timeout_);
+  } catch (const std::exception& error) {
+    return undiagnosed_sentence(otherwise(), error.what(), group_);
+  }
 }
 
 std::string Diagnosis::overdue(const CallRecord& call, Duration waited) noexcept try {

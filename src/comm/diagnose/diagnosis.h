@@ -58,13 +58,6 @@ class Diagnosis {
   // store's error. Throws std::bad_alloc.
   [[nodiscard]] std::string said_in_time(const std::function<std::string()>& otherwise,
                                          std::function<Say> say);
-  // Implements agree(); throws std::bad_alloc.
-  [[nodiscard]] std::exception_ptr agree_in_time(FailureKind kind, const CallRecord& call,
-                                                 std::string_view detail,
-                                                 const std::function<void()>& close);
-  [[nodiscard]] FailureReport agree_now(FailureKind kind, const CallRecord& call,
-                                        std::string_view detail,
-                                        const std::function<void()>& close);
   // Returns the report that this rank can make without the store.
   [[nodiscard]] FailureReport alone(FailureKind kind, const CallRecord& call,
                                     std::string_view detail, std::string_view problem) const;

@@ -2,7 +2,6 @@
 
 #include <lockstep/base/error.h>
 
-#include "base/escaped.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "base/log.h"
@@ -10,7 +9,8 @@
 #include "sys/files.h"
 #include "sys/topology.h"
 
-#include <algorithm>
+#include <nlohmann/json.hpp>
+
 #include <filesystem>
 #include <new>
 #include <utility>
@@ -26,78 +26,47 @@ std::string_view name_of(Progress progress) {
   return names.at(static_cast<std::size_t>(progress));
 }
 
-// Tags are truncated at a number of bytes, possibly inside a character: invalid UTF-8 becomes the
-// replacement character.
-std::string quoted(std::string_view text) {
-  std::string result = "\"";
-  while (!text.empty()) {
-    const auto letter = first_character(text);
-    const auto bytes = letter ? letter->bytes : 1;
-    const char32_t code = letter ? letter->code_point : U'\ufffd';
-    if (code == U'"' || code == U'\\') result += '\\';
-    if (code < 0x20 || !letter)
-      result += formatted("\\u{:04x}", static_cast<unsigned>(code));
-    else
-      result += text.substr(0, bytes);
-    text.remove_prefix(bytes);
-  }
-  return result + '"';
-}
-
-// Builds {"a": 1, "b": "x"}, member by member.
-class Object {
- public:
-  Object& text(std::string_view name, std::string_view value) { return raw(name, quoted(value)); }
-  template <typename Number>
-  Object& number(std::string_view name, Number value) {
-    return raw(name, formatted("{}", value));
-  }
-  Object& time(std::string_view name, double seconds) {
-    return raw(name, formatted("{:.6f}", seconds));
-  }
-  Object& raw(std::string_view name, std::string_view value) {
-    text_ += formatted("{}\"{}\": {}", text_.empty() ? "" : ", ", name, value);
-    return *this;
-  }
-  [[nodiscard]] std::string str() const { return "{" + text_ + "}"; }
-
- private:
-  std::string text_;
-};
-
-std::string json_of(const RecordedGroup& group) {
-  Object object;
-  object.text("name", group.name).raw("members", formatted("[{}]", listed(group.members, ", ")));
-  if (!group.failure.empty()) object.text("failure", group.failure).time("failed", group.failed);
-  return object.str();
-}
-
-std::string json_of(const FlightEntry& entry, const TimestampScale& scale) {
-  Object object;
-  object.number("number", entry.number)
-      .number("group", entry.group)
-      .text("call", lockstep::name_of(entry.collective))
-      .number("sequence", entry.sequence);
-  if (combines(entry.collective)) object.text("op", lockstep::name_of(entry.op));
-  if (has_root(entry.collective)) object.number("root", entry.root);
-  if (is_message(entry.collective)) object.number("peer", entry.root);
-  if (entry.dtype) {
-    object.text("dtype", lockstep::name_of(*entry.dtype))
-        .number("elements", entry.elements)
-        .number("bytes", entry.elements * static_cast<std::int64_t>(bytes_of(*entry.dtype)));
-  }
-  if (entry.counts != 0) object.text("counts", formatted("{:016x}", entry.counts));
-  if (!entry.tag.empty()) object.text("tag", entry.tag);
-  object.time("posted", scale.seconds_of(entry.posted));
-  if (entry.done != 0) object.time("ended", scale.seconds_of(entry.done));
-  std::string_view file = entry.file ? entry.file : "";
-  object.text("progress", name_of(entry.progress))
-      .text("where", formatted("{}:{}", file.substr(file.rfind('/') + 1), entry.line));
-  return object.str();
-}
+using Json = nlohmann::ordered_json;
 
 constexpr auto relaxed = std::memory_order_relaxed;
 constexpr std::uint64_t no_dtype = 0xff;
+
+Json json_of(const RecordedGroup& group) {
+  Json json{{"name", group.name}, {"members", group.members}};
+  if (!group.failure.empty()) json.update({{"failure", group.failure}, {"failed", group.failed}});
+  return json;
+}
+
+// The caller checks that the slot has not changed meanwhile.
+Json json_of(const FlightSlot& from, std::uint64_t number, const TimestampScale& scale) {
+  const auto kind = from.kind.load(relaxed);
+  const auto place = from.place.load(relaxed);
+  const auto collective = static_cast<Collective>(kind >> 32 & 0xff);
+  const auto root = static_cast<std::int32_t>(place >> 32);
+  Json json{{"number", number},
+            {"group", kind & 0xffffffff},
+            {"call", lockstep::name_of(collective)},
+            {"sequence", from.sequence.load(relaxed)}};
+  if (combines(collective)) json["op"] = lockstep::name_of(static_cast<Op>(kind >> 40 & 0xff));
+  if (has_root(collective)) json["root"] = root;
+  if (is_message(collective)) json["peer"] = root;
+  if (const auto type = kind >> 48 & 0xff; type != no_dtype) {
+    const auto elements = from.elements.load(relaxed);
+    json["dtype"] = lockstep::name_of(static_cast<DType>(type));
+    json["elements"] = elements;
+    json["bytes"] = elements * bytes_of(static_cast<DType>(type));
+  }
+  if (auto counts = from.counts.load(relaxed); counts != 0)
+    json["counts"] = formatted("{:016x}", counts);
+  if (auto tag = from.tag.load(); !tag.empty()) json["tag"] = tag;
+  json["posted"] = scale.seconds_of(from.posted.load(relaxed));
+  if (auto done = from.done.load(relaxed); done != 0) json["ended"] = scale.seconds_of(done);
+  json["progress"] = name_of(static_cast<Progress>(from.progress.load(relaxed)));
+  const char* path = from.file.load(relaxed);
+  const std::string_view file = path != nullptr ? path : "";
+  json["where"] = formatted("{}:{}", file.substr(file.rfind('/') + 1), place & 0xffffffff);
+  return json;
+}
 
 std::uint64_t kind_of(std::uint32_t group, const CallInfo& call) {
   auto dtype = call.dtype ? static_cast<std::uint64_t>(*call.dtype) : no_dtype;
@@ -180,53 +149,29 @@ void FlightRecorder::note_end(std::uint64_t number, Progress progress) {
   to.progress.store(static_cast<std::uint64_t>(progress), relaxed);
 }
 
-std::vector<FlightEntry> FlightRecorder::entries() const {
-  std::vector<FlightEntry> found;
+std::string FlightRecorder::json_locked() const {
+  auto groups = Json::array(), calls = Json::array();
+  for (const auto& group : groups_) groups.push_back(json_of(group));
   const auto last = last_.load(std::memory_order_acquire);
   for (auto number = last > kept ? last - kept + 1 : 1; number <= last; ++number) {
     const FlightSlot& from = slot(number);
     if (from.number.load(std::memory_order_acquire) != number) continue;
-    const auto kind = from.kind.load(relaxed);
-    const auto place = from.place.load(relaxed);
-    FlightEntry entry{.number = number,
-                      .group = static_cast<std::uint32_t>(kind),
-                      .collective = static_cast<Collective>(kind >> 32 & 0xff),
-                      .op = static_cast<Op>(kind >> 40 & 0xff),
-                      .dtype = std::nullopt,
-                      .root = static_cast<int>(static_cast<std::uint32_t>(place >> 32)),
-                      .line = static_cast<std::uint32_t>(place),
-                      .sequence = from.sequence.load(relaxed),
-                      .elements = static_cast<std::int64_t>(from.elements.load(relaxed)),
-                      .counts = from.counts.load(relaxed),
-                      .posted = from.posted.load(relaxed),
-                      .done = from.done.load(relaxed),
-                      .progress = static_cast<Progress>(from.progress.load(relaxed)),
-                      .file = from.file.load(relaxed),
-                      .tag = from.tag.load()};
-    if (auto dtype = kind >> 48 & 0xff; dtype != no_dtype) entry.dtype = static_cast<DType>(dtype);
+    auto call = json_of(from, number, scale_);
     std::atomic_thread_fence(std::memory_order_acquire);
-    if (from.number.load(relaxed) == number) found.push_back(std::move(entry));
+    if (from.number.load(relaxed) == number) calls.push_back(std::move(call));
   }
-  return found;
-}
-
-std::string FlightRecorder::json_locked() const {
-  std::vector<std::string> group_texts;
-  std::vector<std::string> call_texts;
-  for (const auto& group : groups_) group_texts.push_back(json_of(group));
-  for (const auto& entry : entries()) call_texts.push_back(json_of(entry, scale_));
-  Object object;
-  object.number("lockstep_flight_record", 1)
-      .number("rank", header_.rank)
-      .number("size", header_.size)
-      .text("backend", header_.backend)
-      .text("host", sys::host_name())
-      .number("pid", ::getpid())
-      .time("written", scale_.seconds_of(timestamp()))
-      .number("calls_ever", last_.load(relaxed))
-      .raw("groups", formatted("[\n  {}]", listed(group_texts, ",\n  ")))
-      .raw("calls", formatted("[\n  {}]", listed(call_texts, ",\n  ")));
-  return object.str() + "\n";
+  const Json json{{"lockstep_flight_record", 1},
+                  {"rank", header_.rank},
+                  {"size", header_.size},
+                  {"backend", header_.backend},
+                  {"host", sys::host_name()},
+                  {"pid", ::getpid()},
+                  {"written", scale_.seconds_of(timestamp())},
+                  {"calls_ever", last},
+                  {"groups", std::move(groups)},
+                  {"calls", std::move(calls)}};
+  // Tags are truncated at a number of bytes, possibly inside a character.
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 std::string FlightRecorder::json() {

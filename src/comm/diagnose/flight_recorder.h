@@ -101,25 +101,6 @@ struct alignas(128) FlightSlot {
 };
 static_assert(sizeof(FlightSlot) == 128);
 
-// A slot as it is read.
-struct FlightEntry {
-  std::uint64_t number = 0;  // of all calls of this rank
-  std::uint32_t group = 0;
-  Collective collective = Collective::barrier;
-  Op op = Op::sum;
-  std::optional<DType> dtype;
-  int root = -1;
-  std::uint32_t line = 0;
-  std::uint64_t sequence = 0;
-  std::int64_t elements = 0;
-  std::uint64_t counts = 0;
-  std::uint64_t posted = 0;
-  std::uint64_t done = 0;
-  Progress progress = Progress::posting;
-  const char* file = "";
-  std::string tag;
-};
-
 // The header of the file, written once at its top.
 struct FlightHeader {
   int rank = 0;
@@ -168,7 +149,6 @@ class FlightRecorder {
     std::uint64_t last;  // the number of the last call before it ended
   };
   [[nodiscard]] FlightSlot& slot(std::uint64_t number) const { return slots_[number % kept]; }
-  [[nodiscard]] std::vector<FlightEntry> entries() const;
   [[nodiscard]] std::string json_locked() const LOCKSTEP_REQUIRES(mutex_);
   std::string write_locked(const std::string& folder) const LOCKSTEP_REQUIRES(mutex_);
 

@@ -147,24 +147,12 @@ std::vector<ChannelKey> CallHistory::channels() const {
   return result;
 }
 
-std::uint64_t CallHistory::last_number(ChannelKey channel) const {
-  auto line = lines_.find(channel);
-  return line == lines_.end() ? 0 : line->second.calls.back().call.number;
-}
-
 const KnownCall* CallHistory::find(ChannelKey channel, std::uint64_t number) const {
   auto line = lines_.find(channel);
   return line == lines_.end() ? nullptr : line->second.find(number);
 }
 
-const KnownCall* CallHistory::last_call(ChannelKey channel) const {
-  if (lines_.empty()) return nullptr;
-  auto line = lines_.find(channel);
-  return &(line == lines_.end() ? lines_.begin() : line)->second.calls.back();
-}
-
-std::optional<Difference> CallHistory::compare(ChannelKey channel, const Line& mine,
-                                               const ChannelStatement& theirs) {
+std::optional<Difference> CallHistory::compare(const Line& mine, const ChannelStatement& theirs) {
   auto chains = theirs.marks;
   for (const auto& known : theirs.calls) chains.push_back({known.call.number, known.chain});
   std::uint64_t agreed = 0;  // the chains are equal up to this number
@@ -175,11 +163,11 @@ std::optional<Difference> CallHistory::compare(ChannelKey channel, const Line& m
     const auto number = known.call.number;
     const auto* own = number > agreed ? mine.find(number) : nullptr;
     if (own && own->fingerprint != known.fingerprint)
-      return Difference{channel, own->call, known.call, number};
+      return Difference{own->call, known.call, number};
   }
   for (const auto& mark : chains) {
     auto own = mark.number > agreed ? mine.chain_at(mark.number) : std::nullopt;
-    if (own && *own != mark.chain) return Difference{.channel = channel, .number = mark.number};
+    if (own && *own != mark.chain) return Difference{.number = mark.number};
   }
   return std::nullopt;
 }
@@ -188,7 +176,7 @@ std::optional<Difference> CallHistory::compare(const Statement& theirs) const {
   for (const auto& [channel, line] : lines_) {
     auto other = theirs.channels.find(channel);
     if (other == theirs.channels.end()) continue;
-    if (auto difference = compare(channel, line, other->second)) return difference;
+    if (auto difference = compare(line, other->second)) return difference;
   }
   return std::nullopt;
 }

@@ -56,7 +56,6 @@ struct Statement {
 
 // A difference between two ranks' calls.
 struct Difference {
-  ChannelKey channel;
   std::optional<CallRecord> mine = {};  // std::nullopt: only the range is known
   std::optional<CallRecord> theirs = {};
   // The number of the first call that is known to differ, or of a call that is known to follow it.
@@ -91,12 +90,8 @@ class CallHistory {
   [[nodiscard]] std::uint64_t version() const { return version_; }
   [[nodiscard]] std::vector<ChannelKey> channels() const;
 
-  // Returns the number of a channel's latest call, or 0.
-  [[nodiscard]] std::uint64_t last_number(ChannelKey channel) const;
   // Returns null if the call is not kept.
   [[nodiscard]] const KnownCall* find(ChannelKey channel, std::uint64_t number) const;
-  // Returns the latest call of the channel, else of any channel; null if no call was made.
-  [[nodiscard]] const KnownCall* last_call(ChannelKey channel) const;
 
   [[nodiscard]] std::string statement(std::string_view process, bool has_left,
                                       bool by_exception = false) const;
@@ -112,7 +107,7 @@ class CallHistory {
     [[nodiscard]] const KnownCall* find(std::uint64_t number) const;
     [[nodiscard]] std::optional<std::uint64_t> chain_at(std::uint64_t number) const;
   };
-  [[nodiscard]] static std::optional<Difference> compare(ChannelKey channel, const Line& mine,
+  [[nodiscard]] static std::optional<Difference> compare(const Line& mine,
                                                          const ChannelStatement& theirs);
 
   std::map<ChannelKey, Line> lines_;

@@ -23,32 +23,6 @@ namespace {
 
 constexpr std::string_view hierarchical_over = "hierarchical:";
 
-std::shared_ptr<Backend> make_shm(std::string_view /*name*/, std::shared_ptr<Store> store, int rank,
-                                  int size, const BackendOptions& options) {
-  return shm::make(std::move(store), rank, size,
-                   {.timeout = options.timeout,
-                    .join_timeout = options.join_timeout,
-                    .arena_bytes = options.arena_bytes,
-                    .has_tensors = options.arena_tensors,
-                    .world_ranks = options.world_ranks});
-}
-
-std::shared_ptr<Backend> make_mpi(std::string_view /*name*/, std::shared_ptr<Store> store, int rank,
-                                  int size, const BackendOptions& options) {
-  return mpi::make(std::move(store), rank, size, options.join_timeout);
-}
-
-std::shared_ptr<Backend> make_c10d(std::string_view name, std::shared_ptr<Store> store, int rank,
-                                   int size, const BackendOptions& options) {
-  return c10d_backend::make(name, std::move(store), rank, size,
-                            {.join_timeout = options.join_timeout,
-                             .address = options.address,
-                             .device = options.device,
-                             .custom = options.c10d,
-                             .custom_streams = options.c10d_streams,
-                             .float_sums = options.float_sums});
-}
-
 std::shared_ptr<Backend> make_hierarchical(std::string_view name, std::shared_ptr<Store> store,
                                            int rank, int size, const BackendOptions& options) {
   if (!name.starts_with(hierarchical_over)) {
@@ -66,23 +40,22 @@ std::shared_ptr<Backend> make_hierarchical(std::string_view name, std::shared_pt
       return make_backend(part_name, std::move(part), place, static_cast<int>(ranks.size()), own);
     };
   };
-  return hierarchical::make(std::move(store), rank,
-                            {.join_timeout = options.join_timeout, .hosts = options.hosts},
-                            make("shm"), make(name.substr(hierarchical_over.size())));
+  return hierarchical::make(std::move(store), rank, options, make("shm"),
+                            make(name.substr(hierarchical_over.size())));
 }
 
 struct NamedBackend {
   std::string_view name;
-  decltype(&make_shm) make;
+  decltype(&make_hierarchical) make;
   bool (*has)();  // true if this build has it
 };
 
 // The one list of backends.
 constexpr std::array<NamedBackend, 7> backends{{
-    {"shm", make_shm, [] { return true; }},
-    {"gloo", make_c10d, c10d_backend::has_gloo},
-    {"nccl", make_c10d, c10d_backend::has_nccl},
-    {"mpi", make_mpi, mpi::has_mpi},
+    {"shm", shm::make, [] { return true; }},
+    {"gloo", c10d_backend::make, c10d_backend::has_gloo},
+    {"nccl", c10d_backend::make, c10d_backend::has_nccl},
+    {"mpi", mpi::make, mpi::has_mpi},
     {"hierarchical", make_hierarchical,
      [] { return c10d_backend::has_gloo() || c10d_backend::has_nccl() || mpi::has_mpi(); }},
     {"hierarchical:gloo", make_hierarchical, c10d_backend::has_gloo},
@@ -113,7 +86,7 @@ Group host_memory_group(const Group& group) {
 
 std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Store> store, int rank,
                                       int size, const BackendOptions& options) {
-  if (options.c10d) return make_c10d(name, std::move(store), rank, size, options);
+  if (options.c10d) return c10d_backend::make(name, std::move(store), rank, size, options);
   const auto* found = std::ranges::find(backends, name, &NamedBackend::name);
   if (found != backends.end()) return found->make(name, std::move(store), rank, size, options);
   throw BadInput(

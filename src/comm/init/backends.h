@@ -2,34 +2,15 @@
 #pragma once
 
 #include <lockstep/comm/backend.h>
-#include <lockstep/comm/c10d.h>
 #include <lockstep/store/store.h>
 
-#include <c10/core/Device.h>
+#include "comm/backend/options.h"
 
-#include <chrono>
-#include <cstdint>
 #include <memory>
-#include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 
 namespace lockstep {
-
-struct BackendOptions {
-  Duration timeout = std::chrono::minutes(10);
-  Duration join_timeout = std::chrono::minutes(5);
-  std::int64_t arena_bytes = 0;            // shm
-  std::optional<bool> arena_tensors;       // shm: CPU tensors are made in the arena
-  std::string address = "127.0.0.1";       // gloo: of this host, for its peers
-  MakeC10dBackend c10d = {};               // makes the backend `name`
-  bool c10d_streams = false;               // that backend works on streams of `device`
-  bool float_sums = false;                 // InitOptions::float_sums
-  std::vector<std::string> hosts = {};     // hierarchical: of each rank
-  std::vector<int> world_ranks = {};       // shm: of these ranks, if they are not the whole world
-  std::optional<c10::Device> device = {};  // of this rank, if it is not the CPU
-};
 
 // The backends of this build: "shm", "gloo", "nccl", "mpi", "hierarchical", "hierarchical:gloo",
 // ...

@@ -158,10 +158,12 @@ std::vector<std::string> device_names(int count, std::string_view visible) {
   return names;
 }
 
+bool is_cpu(std::string_view device) { return device == "cpu" || device == "cpu:0"; }
+
 Devices usable_devices(const Devices& seen, std::string_view wanted, std::string_view source) {
   if (wanted.empty()) return seen;
+  if (is_cpu(wanted)) return {};
   const auto device = parsed(wanted);
-  if (device && device->is_cpu()) return {};
   // c10 truncates the index to 8 bits: cuda:256 would become cuda:0.
   const bool is_exact = device && device->str() == wanted;
   const int count = static_cast<int>(seen.indices.size());

@@ -64,6 +64,9 @@ struct Devices {
 // process.
 [[nodiscard]] std::vector<std::string> device_names(int count, std::string_view visible);
 
+// Returns true for the names of the CPU: "cpu" and "cpu:0".
+[[nodiscard]] bool is_cpu(std::string_view device);
+
 // Returns the devices of `seen` that `wanted` allows: "" and "cuda" allow all, "cpu" none, "cuda:1"
 // one. Throws BadInput for other values; the message begins with `source`, the name of the variable
 // or option.

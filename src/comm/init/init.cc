@@ -114,7 +114,7 @@ std::pair<std::string, std::string_view> asked_device(const InitOptions& options
 // If the CPU is requested, does not query GPUs: the query may fail.
 Devices devices_of_rank(const InitOptions& options) {
   const auto [wanted, source] = asked_device(options);
-  if (wanted == "cpu") return {};
+  if (is_cpu(wanted)) return {};
   return usable_devices(visible_devices(), wanted, source);
 }
 
@@ -248,8 +248,8 @@ Group init_at(const rank_env::RankInfo& info, const InitOptions& options,
   if (!environment::flag(rank_env::variable::names_lines).value_or(false))
     log::set_prefix(formatted("rank {}", info.rank));
   const auto [wanted, source] = asked_device(options);
-  check_input(wanted != "cpu" || options.c10d || !has_streams(name),
-              "{}: the backend {} needs a GPU for each rank; found 'cpu'", source, name);
+  check_input(!is_cpu(wanted) || options.c10d || !has_streams(name),
+              "{}: the backend {} needs a GPU for each rank; found '{}'", source, name, wanted);
   const auto device = use_choice(choice, devices, info.rank);
   check_input(device || !options.c10d_streams,
               "init: the option c10d_streams needs a device for each rank; rank {} is on the CPU",

@@ -47,7 +47,7 @@ std::shared_ptr<Store> open_c10d(const rank_env::RankInfo& info, Deadline deadli
       milliseconds(100), std::min<milliseconds>(std::chrono::ceil<milliseconds>(deadline.left()),
                                                 std::chrono::hours(24)));
   try {
-    return c10d_backend::as_store(c10::make_intrusive<c10d::TCPStore>(master.host(), options), "");
+    return c10d_backend::as_store(c10::make_intrusive<c10d::TCPStore>(master.host(), options));
   } catch (const std::exception& error) {
     if (serves)
       throw BadInput(formatted("rank 0 cannot listen at MASTER_ADDR:MASTER_PORT, {}: {}",

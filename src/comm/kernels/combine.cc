@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <type_traits>
 
@@ -81,7 +82,7 @@ struct Tree {
     int middle = low + left_branch(high - low);
     const Wide* left = branch(low, middle, scratch);
     const Wide* right = branch(middle, high, scratch + tile_elements<Wide>);
-    for (std::int64_t i = 0; i < length; ++i) scratch[i] = Operation::apply(left[i], right[i]);
+    for (std::int64_t i = 0; i < length; ++i) scratch[i] = Operation()(left[i], right[i]);
     return scratch;
   }
 };
@@ -112,7 +113,7 @@ void combine_in_tiles(const Combination& c, std::int64_t first = 0) {
     const Wide* values = tree.branch(0, static_cast<int>(c.inputs.size()), scratch.data());
     if constexpr (average) {
       for (std::int64_t i = 0; i < length; ++i)
-        scratch[i] = divide(values[i], static_cast<int>(c.inputs.size()));
+        scratch[i] = values[i] / static_cast<Wide>(c.inputs.size());
       values = scratch.data();
     }
     store_tile<Type>(c, begin, length, values);
@@ -226,12 +227,12 @@ void combine_fractions(const Combination& c) {
       return combine_in_tiles<Type, Add, true>(c);
     case Op::product:
       return combine_in_tiles<Type, Multiply>(c);
+    case Op::min:
+      return combine_in_tiles<Type, Least>(c);
+    case Op::max:
+      return combine_in_tiles<Type, Greatest>(c);
     default:
-      break;
-  }
-  if constexpr (std::is_floating_point_v<typename Type::Wide>) {
-    if (c.op == Op::min) return combine_in_tiles<Type, Least>(c);
-    if (c.op == Op::max) return combine_in_tiles<Type, Greatest>(c);
+      return;
   }
 }
 
@@ -247,11 +248,11 @@ void combine_integers(const Combination& c) {
     case Op::max:
       return combine_in_tiles<Plain<T>, Greatest>(c);
     case Op::band:
-      return combine_in_tiles<Plain<T>, BitAnd>(c);
+      return combine_in_tiles<Plain<T>, std::bit_and<T>>(c);
     case Op::bor:
-      return combine_in_tiles<Plain<T>, BitOr>(c);
+      return combine_in_tiles<Plain<T>, std::bit_or<T>>(c);
     case Op::bxor:
-      return combine_in_tiles<Plain<T>, BitXor>(c);
+      return combine_in_tiles<Plain<T>, std::bit_xor<T>>(c);
     case Op::average:
       return;
   }
@@ -264,13 +265,13 @@ void combine_booleans(const Combination& c) {
     case Op::sum:
     case Op::max:
     case Op::bor:
-      return combine_in_tiles<Byte, BitOr>(c);
+      return combine_in_tiles<Byte, std::bit_or<std::uint8_t>>(c);
     case Op::product:
     case Op::min:
     case Op::band:
-      return combine_in_tiles<Byte, BitAnd>(c);
+      return combine_in_tiles<Byte, std::bit_and<std::uint8_t>>(c);
     case Op::bxor:
-      return combine_in_tiles<Byte, BitXor>(c);
+      return combine_in_tiles<Byte, std::bit_xor<std::uint8_t>>(c);
     case Op::average:
       return;
   }
@@ -289,10 +290,6 @@ void Combine(const Combination& c) {
       return combine_fractions<Float16>(c);
     case DType::bfloat16:
       return combine_fractions<BFloat16>(c);
-    case DType::complex64:
-      return combine_fractions<Plain<Complex<float>>>(c);
-    case DType::complex128:
-      return combine_fractions<Plain<Complex<double>>>(c);
     case DType::int64:
       return combine_integers<std::int64_t>(c);
     case DType::int32:
@@ -324,19 +321,8 @@ HWY_EXPORT(CopyBytes);
 }  // namespace
 
 bool can_combine(DType dtype, Op op) {
-  if (is_opaque(dtype)) return false;
-  switch (op) {
-    case Op::sum:
-    case Op::product:
-      return true;
-    case Op::average:
-      return !is_integral(dtype);
-    case Op::min:
-    case Op::max:
-      return !is_complex(dtype);
-    default:
-      return is_integral(dtype);
-  }
+  if (is_integral(dtype)) return op != Op::average;
+  return !is_complex(dtype) && !is_opaque(dtype) && op <= Op::max;
 }
 
 void combine(const Combination& combination) { HWY_DYNAMIC_DISPATCH(Combine)(combination); }

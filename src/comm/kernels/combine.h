@@ -27,8 +27,8 @@ namespace kernels {
 
 inline constexpr int max_ranks = 256;
 
-// Returns true if `op` is defined for `dtype`: averages need floating point, bitwise operations
-// need integers, min and max need real numbers.
+// Returns true if `op` is defined for `dtype`, a type of real numbers: averages need floating
+// point, bitwise operations need integers. Complex numbers are combined as pairs of real numbers.
 [[nodiscard]] bool can_combine(DType dtype, Op op);
 
 struct Combination {
@@ -41,7 +41,9 @@ struct Combination {
 };
 void combine(const Combination& combination);
 
-// Copies bytes; `stream` as in Combination.
+// Copies between ranges that do not overlap. `stream` as in Combination: for blocks that are larger
+// than the caches and are not read again soon. Other threads see the bytes as after ordinary
+// writes.
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, bool stream);
 
 }  // namespace kernels

@@ -51,48 +51,33 @@ struct Float16 {
   }
 };
 
-template <typename T>
-struct Complex {
-  T real;
-  T imaginary;
-};
-
 // An unsigned type at least as wide as int, so that overflow is defined.
 template <typename T>
 using Wrapping = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
 
 struct Add {
   template <typename T>
-  static T apply(T a, T b) {
+  T operator()(T a, T b) const {
     if constexpr (std::is_integral_v<T>)
       return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
     else
       return a + b;
   }
-  template <typename T>
-  static Complex<T> apply(Complex<T> a, Complex<T> b) {
-    return {a.real + b.real, a.imaginary + b.imaginary};
-  }
 };
 
 struct Multiply {
   template <typename T>
-  static T apply(T a, T b) {
+  T operator()(T a, T b) const {
     if constexpr (std::is_integral_v<T>)
       return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b));
     else
       return a * b;
   }
-  template <typename T>
-  static Complex<T> apply(Complex<T> a, Complex<T> b) {
-    return {a.real * b.real - a.imaginary * b.imaginary,
-            a.real * b.imaginary + a.imaginary * b.real};
-  }
 };
 
 struct Least {
   template <typename T>
-  static T apply(T a, T b) {
+  T operator()(T a, T b) const {
     T least = b < a ? b : a;
     if constexpr (std::is_floating_point_v<T>)
       least = std::isnan(a) ? a : (std::isnan(b) ? b : least);
@@ -102,41 +87,10 @@ struct Least {
 
 struct Greatest {
   template <typename T>
-  static T apply(T a, T b) {
+  T operator()(T a, T b) const {
     T greatest = a < b ? b : a;
     if constexpr (std::is_floating_point_v<T>)
       greatest = std::isnan(a) ? a : (std::isnan(b) ? b : greatest);
     return greatest;
   }
 };
-
-struct BitAnd {
-  template <typename T>
-  static T apply(T a, T b) {
-    return static_cast<T>(a & b);
-  }
-};
-
-struct BitOr {
-  template <typename T>
-  static T apply(T a, T b) {
-    return static_cast<T>(a | b);
-  }
-};
-
-struct BitXor {
-  template <typename T>
-  static T apply(T a, T b) {
-    return static_cast<T>(a ^ b);
-  }
-};
-
-template <typename T>
-T divide(T value, int by) {
-  return value / static_cast<T>(by);
-}
-
-template <typename T>
-Complex<T> divide(Complex<T> value, int by) {
-  return {value.real / static_cast<T>(by), value.imaginary / static_cast<T>(by)};
-}

@@ -1,6 +1,7 @@
 #include "dispatch/deferred_init/recorded_call.h"
 
 #include "dispatch/deferred_init/recorder.h"
+#include "dispatch/lazy_storage.h"
 #include "sys/heap.h"
 
 #include <ATen/core/Generator.h>
@@ -67,12 +68,7 @@ TensorPlace place_of(const at::Tensor& tensor, const StorageId& storage) {
 }
 
 at::Tensor tensor_in(const at::Tensor& memory, const TensorPlace& place) {
-  auto keys =
-      c10::DispatchKeySet(c10::computeDispatchKey(place.dtype, at::kStrided, memory.device()));
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(memory.storage()), keys, c10::scalarTypeToTypeMeta(place.dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(place.sizes, place.strides, place.offset);
-  return tensor;
+  return place_in(memory.storage(), place.dtype, place.offset, place.sizes, place.strides);
 }
 
 at::Tensor new_memory(const StorageSpec& storage) {

@@ -7,6 +7,7 @@
 #include <lockstep/dispatch/deferred_init.h>
 
 #include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/enum_tag.h>
@@ -16,9 +17,15 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
 #include <mutex>
+#include <set>
+#include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace lockstep::dispatch {
 namespace {
@@ -388,13 +395,54 @@ void give_memory(const at::Tensor& tensor) {
   if (auto storage = DeferredStorage::of(tensor)) storage->give_memory(false);
 }
 
+namespace {
+
+// Returns true if the tensor's bytes, dtype, sizes and strides are all that a copy of it needs.
+bool is_place_in_storage(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.has_storage() && tensor.numel() > 0 &&
+         !tensor.is_nested() && !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+// Moves the part of a storage that these tensors use, so that they share memory on the device, too.
+void move_together(std::span<const at::Tensor> tensors, c10::Device device) {
+  constexpr std::int64_t alignment = 64;  // a multiple of the size of every dtype
+  std::int64_t begin = std::numeric_limits<std::int64_t>::max(), end = 0;
+  for (const at::Tensor& tensor : tensors) {
+    const std::size_t bytes = at::detail::computeStorageNbytes(
+        tensor.sizes(), tensor.strides(), tensor.itemsize(), tensor.storage_offset());
+    begin = std::min(begin, tensor.storage_offset() * static_cast<std::int64_t>(tensor.itemsize()));
+    end = std::max(end, static_cast<std::int64_t>(bytes));
+  }
+  begin = begin / alignment * alignment;
+  const at::Tensor& first = tensors.front();
+  const at::Tensor part =
+      tensor_in(is_deferred(first) ? as_ordinary(first) : first,
+                {.dtype = at::kByte, .sizes = {end - begin}, .strides = {1}, .offset = begin});
+  const at::Tensor moved = part.to(device);
+  if (moved.is_same(part)) return;  // the tensors are on the device already
+  for (const at::Tensor& tensor : tensors) {
+    TensorPlace place = place_of(tensor, nullptr);
+    place.offset -= begin / static_cast<std::int64_t>(tensor.itemsize());
+    tensor.set_data(tensor_in(moved, place));
+  }
+}
+
+}  // namespace
+
 void move_to(std::span<const at::Tensor> tensors, c10::Device device) {
   const at::NoGradGuard no_gradients;
   std::map<std::shared_ptr<DeferredStorage>, LazyStorage> moved;
+  std::map<const c10::StorageImpl*, std::vector<at::Tensor>> with_memory;
+  std::set<const c10::TensorImpl*> seen;
   for (const at::Tensor& tensor : tensors) {
+    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
     const auto storage = DeferredStorage::of(tensor);
-    if (!storage || storage->memory().defined()) {
+    if (!storage && !is_place_in_storage(tensor)) {
       tensor.set_data(tensor.to(device));
+      continue;
+    }
+    if (!storage || storage->memory().defined()) {
+      with_memory[tensor.storage().unsafeGetStorageImpl()].push_back(tensor);
       continue;
     }
     auto target = moved.find(storage);
@@ -404,6 +452,7 @@ void move_to(std::span<const at::Tensor> tensors, c10::Device device) {
     tensor.set_data(target->second.place(tensor.scalar_type(), tensor.storage_offset(),
                                          tensor.sizes(), tensor.strides()));
   }
+  for (const auto& [storage, sharing] : with_memory) move_together(sharing, device);
 }
 
 at::Tensor as_ordinary(const at::Tensor& tensor) {

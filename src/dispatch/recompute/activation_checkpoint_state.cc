@@ -153,10 +153,8 @@ Effect effect_of(const Call& call, const torch::jit::Stack& arguments,
                  const CheckpointedRegion* region) {
   Effect effect;
   const auto& schema = call.operation().schema();
-  CheckpointedRegion::Storages given;
+  const CheckpointedRegion::Storages given = storages_in(arguments, call.key());
   for_each_tensor_on(arguments, [&](StackIndex where, const at::Tensor& tensor) {
-    const at::Tensor memory = memory_of(tensor, call.key());
-    if (memory.defined()) given.insert(memory.storage().unsafeGetStorageImpl());
     const c10::Argument& argument = schema.arguments()[where.item];
     if (!is_written(argument) || argument.name().starts_with("running_")) return;
     const bool is_inside = region != nullptr && region->has(tensor);
@@ -170,15 +168,6 @@ Effect effect_of(const Call& call, const torch::jit::Stack& arguments,
                                         !given.contains(memory.storage().unsafeGetStorageImpl()));
       });
   return effect;
-}
-
-CheckpointedRegion::Storages storages_in(const torch::jit::Stack& arguments, c10::DispatchKey key) {
-  CheckpointedRegion::Storages used;
-  for_each_tensor_on(arguments, [&](StackIndex, const at::Tensor& tensor) {
-    if (const at::Tensor memory = memory_of(tensor, key); memory.defined())
-      used.insert(memory.storage().unsafeGetStorageImpl());
-  });
-  return used;
 }
 
 void record(Call& call) {

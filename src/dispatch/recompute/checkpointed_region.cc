@@ -22,14 +22,7 @@ constexpr std::string_view released_text =
 // Returns all bytes of a storage.
 at::Tensor bytes_of(const c10::Storage& storage) {
   c10::InferenceMode off(false);
-  const auto bytes = static_cast<std::int64_t>(storage.nbytes());
-  auto keys =
-      c10::DispatchKeySet(c10::computeDispatchKey(at::kByte, at::kStrided, storage.device()));
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage), keys, c10::scalarTypeToTypeMeta(at::kByte));
-  const std::int64_t one = 1;
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(at::IntArrayRef(bytes), at::IntArrayRef(one));
-  return tensor;
+  return place_in(storage, at::kByte, 0, static_cast<std::int64_t>(storage.nbytes()), 1);
 }
 
 const Activation* activation_of(const at::Tensor& memory) {
@@ -74,6 +67,15 @@ at::Tensor memory_of(const at::Tensor& tensor, c10::DispatchKey key) {
   if (DispatchDelegate* delegate = delegate_of(*tensor.unsafeGetTensorImpl(), key))
     return delegate->memory();
   return tensor.has_storage() && !tensor.is_meta() ? tensor : at::Tensor();
+}
+
+CheckpointedRegion::Storages storages_in(const torch::jit::Stack& items, c10::DispatchKey key) {
+  CheckpointedRegion::Storages used;
+  for_each_tensor_on(items, [&](StackIndex, const at::Tensor& tensor) {
+    if (const at::Tensor memory = memory_of(tensor, key); memory.defined())
+      used.insert(memory.storage().unsafeGetStorageImpl());
+  });
+  return used;
 }
 
 bool CheckpointedRegion::has(const at::Tensor& tensor) const {
@@ -124,11 +126,7 @@ void CheckpointedRegion::take_arguments(Operation& operation, const torch::jit::
 
 void CheckpointedRegion::take_results(Operation& operation, const Call& call,
                                       const torch::jit::Stack& arguments) {
-  Storages given;
-  for_each_tensor_on(arguments, [&](StackIndex, const at::Tensor& tensor) {
-    if (const at::Tensor memory = memory_of(tensor, key_); memory.defined())
-      given.insert(memory.storage().unsafeGetStorageImpl());
-  });
+  const Storages given = storages_in(arguments, key_);
   torch::jit::Stack& stack = call.stack();
   const std::size_t count = call.operation().schema().returns().size();
   torch::jit::Stack results(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
@@ -153,13 +151,8 @@ void CheckpointedRegion::take_results(Operation& operation, const Call& call,
       found = made.emplace(storage, std::pair(entry, lazy.storage())).first;
     }
     const auto& [entry, storage_of_entry] = found->second;
-    const auto keys = c10::DispatchKeySet(c10::computeDispatchKey(memory.scalar_type(),
-                                                                  at::kStrided, memory.device()))
-                          .add(key_);
-    at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-        c10::Storage(storage_of_entry), keys, c10::scalarTypeToTypeMeta(memory.scalar_type()));
-    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(memory.sizes(), memory.strides(),
-                                                        memory.storage_offset());
+    at::Tensor tensor = place_in(storage_of_entry, memory.scalar_type(), memory.storage_offset(),
+                                 memory.sizes(), memory.strides(), c10::DispatchKeySet(key_));
     DispatchDelegate* delegate = delegate_of(*result.unsafeGetTensorImpl(), key_);
     set_tensor(results, where, delegate ? delegate->in_memory(std::move(tensor)) : tensor);
     operation.made.push_back({where, entry});

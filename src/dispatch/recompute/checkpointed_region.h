@@ -134,4 +134,8 @@ class Activation final : public StorageOwner, public StorageRecord {
 // tensor.
 [[nodiscard]] at::Tensor memory_of(const at::Tensor& tensor, c10::DispatchKey key);
 
+// Returns the storages of all tensors among arguments or results.
+[[nodiscard]] CheckpointedRegion::Storages storages_in(const torch::jit::Stack& items,
+                                                       c10::DispatchKey key);
+
 }  // namespace lockstep::dispatch

@@ -69,9 +69,9 @@ at::Tensor tensor_or_none(const c10::IValue& value) {
 }
 
 ChannelSums sums_of(const RulePlan& plan, const std::vector<std::int64_t>& sizes) {
-  ChannelSums sums{.all_reduce = plan.all_reduce, .count = static_cast<double>(sizes[0])};
-  for (std::size_t axis = 0; axis < plan.operands[0].size(); ++axis)
-    if (plan.operands[0][axis].is_shard_of(0)) sums.axes.push_back(static_cast<int>(axis));
+  ChannelSums sums{.axes = axes_that_cut(plan.operands[0], 0),
+                   .all_reduce = plan.all_reduce,
+                   .count = static_cast<double>(sizes[0])};
   for (std::size_t dim = 2; dim < sizes.size(); ++dim)
     sums.count *= static_cast<double>(sizes[dim]);
   return sums;

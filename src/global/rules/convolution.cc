@@ -51,16 +51,9 @@ struct Convolution {
   std::int64_t groups;
 };
 
-std::vector<std::vector<int>> whole_operands(const RuleCall& call) {
-  std::vector<std::vector<int>> all;
-  for (std::size_t i = 0; i < call.size(); ++i) all.emplace_back(call.sizes(i).size(), Rule::whole);
-  return all;
-}
-
 Rule convolution(const RuleCall& call) {
   Convolution made(call, 0, 1, 3);
-  Rule rule;
-  rule.operands = whole_operands(call);
+  Rule rule = all_whole(call);
   Sizes out = made.output();
   rule.results = {{out, std::vector<int>(out.size(), Rule::whole)}};
   rule.operands[0][0] = rule.results[0].dims[0] = rule.add({.empty = false});
@@ -78,8 +71,7 @@ Rule convolution(const RuleCall& call) {
 // Schema: grad, input, weight, bias_sizes?, stride, ..., groups, mask -> three gradients
 Rule convolution_backward(const RuleCall& call) {
   Convolution made(call, 1, 2, 4);
-  Rule rule;
-  rule.operands = whole_operands(call);
+  Rule rule = all_whole(call);
   Sizes bias = {call.sizes(0)[1]};
   rule.results = {
       {call.sizes(1), rule.operands[1]}, {call.sizes(2), rule.operands[2]}, {bias, {Rule::whole}}};

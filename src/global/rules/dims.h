@@ -5,10 +5,14 @@
 
 #include <lockstep/global/rule.h>
 
+#include <ATen/core/stack.h>
+#include <ATen/ops/arange.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <ranges>
+#include <utility>
 #include <vector>
 
 namespace lockstep::global {
@@ -100,6 +104,52 @@ inline void make_dense(RulePlan& plan, std::size_t first, std::size_t last, std:
     }
     run(stack);
   };
+}
+
+// Returns a rule that replicates all operands; it has no results yet.
+[[nodiscard]] inline Rule all_whole(const RuleCall& call) {
+  Rule rule;
+  for (std::size_t i = 0; i < call.size(); ++i)
+    rule.operands.emplace_back(call.sizes(i).size(), Rule::whole);
+  return rule;
+}
+
+// Sets argument 1, the sizes of the result, to this rank's sizes.
+inline void replace_sizes(Rule& rule) {
+  rule.finish = [](RulePlan& plan) {
+    plan.replaced.emplace_back(1, c10::IValue(plan.local_results[0]));
+  };
+}
+
+// Replaces the `arguments` arguments on the stack by the result.
+inline void give(torch::jit::Stack& stack, std::size_t arguments, c10::IValue result) {
+  torch::jit::drop(stack, arguments);
+  stack.push_back(std::move(result));
+}
+
+// Returns the mesh axes along which `placements` shard a dim.
+[[nodiscard]] inline std::vector<int> axes_that_cut(const Placements& placements,
+                                                    std::int64_t dim) {
+  std::vector<int> axes;
+  for (std::size_t axis = 0; axis < placements.size(); ++axis)
+    if (placements[axis].is_shard_of(dim)) axes.push_back(static_cast<int>(axis));
+  return axes;
+}
+
+// Returns the placements of a tensor of one dim that is sharded as dim `dim` is.
+[[nodiscard]] inline Placements placements_of_dim(Placements placements, std::int64_t dim) {
+  for (Placement& one : placements)
+    one = one.is_shard_of(dim) ? Placement(Shard(0, one.parts()).zigzag(one.is_zigzag()))
+                               : Placement(Replicate());
+  return placements;
+}
+
+// Returns the index of this rank's first element of a dim of `length` elements, given its
+// placements_of_dim(); `length` if the rank has none.
+[[nodiscard]] inline std::int64_t first_here(const RulePlan& plan, const Placements& of_dim,
+                                             std::int64_t length) {
+  const at::Tensor numbers = plan.part_of(at::arange(length), of_dim);
+  return numbers.numel() == 0 ? length : numbers[0].item<std::int64_t>();
 }
 
 // Returns the Partial placements that an operand has on some axis.

@@ -20,16 +20,6 @@ namespace {
 
 using torch::jit::Stack;
 
-std::vector<int> whole_dims(const RuleCall& call, std::size_t operand) {
-  return std::vector<int>(call.sizes(operand).size(), Rule::whole);
-}
-
-Rule all_whole(const RuleCall& call) {
-  Rule rule;
-  for (std::size_t i = 0; i < call.size(); ++i) rule.operands.push_back(whole_dims(call, i));
-  return rule;
-}
-
 // Looks up rows in this rank's part of a table; indices of rows on other ranks give zeros.
 at::Tensor rows_of_part(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first) {
   at::Tensor here = indices - first;
@@ -41,15 +31,6 @@ at::Tensor rows_of_part(const at::Tensor& weight, const at::Tensor& indices, std
   }
   here.masked_fill_(elsewhere, 0);
   return at::embedding(weight, here).masked_fill_(elsewhere.unsqueeze(-1), 0);
-}
-
-// Returns the index of this rank's first row.
-std::int64_t first_row(const RulePlan& plan, std::int64_t rows) {
-  Placements placements = plan.operands[0];
-  for (Placement& one : placements)
-    if (!one.is_shard_of(0)) one = Replicate();
-  at::Tensor numbers = plan.part_of(at::arange(rows), placements);
-  return numbers.numel() == 0 ? rows : numbers[0].item<std::int64_t>();
 }
 
 // Throws on all ranks; otherwise only the ranks that have indices would fail.
@@ -76,31 +57,48 @@ Rule embedding(const RuleCall& call) {
   rule.more.push_back({{Shard(0), Replicate()}, {Partial()}});
   rule.finish = [arguments = call.arguments(), rows = call.sizes(0)[0]](RulePlan& plan) {
     if (plan.local_operands[0][0] == rows) return;
-    std::int64_t first = first_row(plan, rows);
+    std::int64_t first = first_here(plan, placements_of_dim(plan.operands[0], 0), rows);
     std::string expected =
         formatted("aten::embedding: expected indices of a table of {} rows", rows);
     plan.kernel = [=](Stack& stack) {
       auto values = torch::jit::last(stack, arguments);
       check_range(values[1].toTensor(), rows, expected);
-      at::Tensor result = rows_of_part(values[0].toTensor(), values[1].toTensor(), first);
-      torch::jit::drop(stack, arguments);
-      stack.emplace_back(std::move(result));
+      give(stack, arguments, rows_of_part(values[0].toTensor(), values[1].toTensor(), first));
     };
   };
   return rule;
 }
 
 // Schema: grad [..., d], indices, num_weights, padding_idx, scale_grad_by_freq. Counting the uses
-// of a row needs all indices.
+// of a row needs all indices. Otherwise, a rank may compute its rows of a table whose rows are
+// sharded.
 Rule embedding_backward(const RuleCall& call) {
   Rule rule = all_whole(call);
-  bool counts = call.argument(4).toBool();
+  const std::int64_t table = call.argument(2).toInt();
+  const bool counts = call.argument(4).toBool();
   if (!counts) rule.operands[1] = labels_but(rule, call.sizes(1));
   rule.operands[0] = rule.operands[1];
   int width = rule.add();
   rule.operands[0].push_back(width);
-  rule.results = {{{call.argument(2).toInt(), call.sizes(0).back()}, {Rule::whole, width}}};
+  rule.results = {{{table, call.sizes(0).back()}, {Rule::whole, width}}};
   rule.linear = {{0}};
+  if (counts) return rule;
+  rule.is_gradient_of_table = true;
+  rule.more.push_back({{Replicate(), Replicate()}, {Shard(0)}});
+  rule.finish = [=](RulePlan& plan) {
+    if (axes_that_cut(plan.results[0], 0).empty()) return;
+    const std::int64_t own = plan.local_results[0][0];
+    const std::int64_t first = first_here(plan, placements_of_dim(plan.results[0], 0), table);
+    plan.kernel = [=, sizes = plan.local_results[0]](Stack& stack) {
+      const auto values = torch::jit::last(stack, 5);
+      const at::Tensor &gradient = values[0].toTensor(), &indices = values[1].toTensor();
+      if (own == 0) return give(stack, 5, at::zeros(sizes, gradient.options()));
+      at::Tensor here = indices - first;
+      here.masked_fill_(
+          here.lt(0).logical_or_(here.ge(own)).logical_or_(indices.eq(values[3].toInt())), -1);
+      give(stack, 5, at::embedding_dense_backward(gradient.contiguous(), here, own, -1, false));
+    };
+  };
   return rule;
 }
 
@@ -195,9 +193,6 @@ Rule take(const RuleCall& call) {
   return rule;
 }
 
-// The sizes of the results depend on values: results are replicated.
-Rule chosen_by_values(const RuleCall& call) { return all_whole(call); }
-
 // Schema: grad, mask, sizes
 Rule masked_scatter_backward(const RuleCall& call) {
   Rule rule = all_whole(call);
@@ -211,44 +206,6 @@ Rule masked_scatter_backward(const RuleCall& call) {
 Rule whole_self(const RuleCall& call) {
   Rule rule = all_whole(call);
   rule.results = {{call.sizes(0), rule.operands[0]}};
-  return rule;
-}
-
-bool cuts_rows(const Placements& placements) {
-  return std::ranges::any_of(placements, [](Placement one) { return one.is_shard_of(0); });
-}
-
-// Replaces the `arguments` arguments on the stack by the result.
-void give(Stack& stack, std::size_t arguments, at::Tensor result) {
-  torch::jit::drop(stack, arguments);
-  stack.emplace_back(std::move(result));
-}
-
-// Schema: grad [..., d], indices, num_weights, padding_idx, scale_grad_by_freq. Computes this
-// rank's rows of a table whose rows are sharded.
-Rule cut_embedding_backward(Rule rule, const RuleCall& call) {
-  const std::int64_t table = call.argument(2).toInt();
-  if (call.argument(4).toBool()) return rule;
-  rule.is_gradient_of_table = true;
-  rule.more.push_back({{Replicate(), Replicate()}, {Shard(0)}});
-  rule.finish = [=](RulePlan& plan) {
-    if (!cuts_rows(plan.results[0])) return;
-    const std::int64_t own = plan.local_results[0][0];
-    Placements placements = plan.results[0];
-    for (Placement& one : placements)
-      if (!one.is_shard_of(0)) one = Replicate();
-    const at::Tensor rows = plan.part_of(at::arange(table), placements);
-    const std::int64_t first = own == 0 ? table : rows[0].item<std::int64_t>();
-    plan.kernel = [=, sizes = plan.local_results[0]](Stack& stack) {
-      const auto values = torch::jit::last(stack, 5);
-      const at::Tensor &gradient = values[0].toTensor(), &indices = values[1].toTensor();
-      if (own == 0) return give(stack, 5, at::zeros(sizes, gradient.options()));
-      at::Tensor here = indices - first;
-      here.masked_fill_(
-          here.lt(0).logical_or_(here.ge(own)).logical_or_(indices.eq(values[3].toInt())), -1);
-      give(stack, 5, at::embedding_dense_backward(gradient.contiguous(), here, own, -1, false));
-    };
-  };
   return rule;
 }
 
@@ -268,11 +225,8 @@ void add_indexing_rules(RuleTable& table) {
     table[name] = whole_self;
   table["masked_scatter_backward"] = masked_scatter_backward;
   table["take"] = take;
-  table["masked_select"] = table["nonzero"] = chosen_by_values;
-  const char* name = "embedding_dense_backward";
-  table[name] = [before = table.at(name)](const RuleCall& call) {
-    return cut_embedding_backward(before(call), call);
-  };
+  // The sizes of these results depend on values: results are replicated.
+  table["masked_select"] = table["nonzero"] = all_whole;
 }
 
 }  // namespace lockstep::global

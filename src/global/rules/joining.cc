@@ -72,8 +72,7 @@ Rule pieces_of_dim(const RuleCall& call, std::int64_t dim,
       at::Tensor self = torch::jit::last(stack, arguments)[0].toTensor();
       c10::List<at::Tensor> list;
       for (int i = 0; i < count; ++i) list.push_back(self.narrow(dim, i * here, here));
-      torch::jit::drop(stack, arguments);
-      stack.emplace_back(std::move(list));
+      give(stack, arguments, std::move(list));
     };
   };
   return rule;

@@ -80,7 +80,8 @@ constexpr std::int64_t ignored_here = -100;
 // reduction and the ignored target follow.
 struct NllCall {
   NllCall(const RuleCall& call, int self_argument)
-      : self(static_cast<std::size_t>(call.operand_of(self_argument))),
+      : rule(all_whole(call)),
+        self(static_cast<std::size_t>(call.operand_of(self_argument))),
         target(static_cast<std::size_t>(call.operand_of(self_argument + 1))),
         first(static_cast<std::size_t>(self_argument)),
         arguments(call.arguments()),
@@ -88,8 +89,6 @@ struct NllCall {
         classes(call.sizes(self)[class_dim]),
         reduction(call.argument(first + 3).toInt()),
         ignored(call.argument(first + 4).toInt()) {
-    for (std::size_t i = 0; i < call.size(); ++i)
-      rule.operands.emplace_back(call.sizes(i).size(), Rule::whole);
     if (class_dim == 0) return;
     rows = rule.add({.empty = false});
     rule.operands[self][0] = rule.operands[target][0] = rows;
@@ -120,19 +119,15 @@ struct NllPlan {
         here(plan.local_operands[call.self][call.class_dim]),
         run(plan.operation),
         all_reduce(plan.all_reduce) {
-    Placements of_classes;
-    for (std::size_t axis = 0; axis < plan.operands[call.self].size(); ++axis) {
-      Placement one = plan.operands[call.self][axis];
-      bool cuts_classes = one.is_shard_of(static_cast<std::int64_t>(call.class_dim));
-      of_classes.push_back(cuts_classes ? Placement(Shard(0)) : Replicate());
-      if (cuts_classes) class_axes.push_back(static_cast<int>(axis));
-      if (!cuts_classes && one.is_shard()) row_axes.push_back(static_cast<int>(axis));
-    }
+    const Placements& cut = plan.operands[call.self];
+    const auto dim = static_cast<std::int64_t>(call.class_dim);
+    class_axes = axes_that_cut(cut, dim);
+    if (dim == 1) row_axes = axes_that_cut(cut, 0);
+    const Placements of_classes = placements_of_dim(cut, dim);
+    begin = first_here(plan, of_classes, classes);
     part = [whole_part = plan.part_of, of_classes](const at::Tensor& whole) {
       return whole_part(whole, of_classes);
     };
-    at::Tensor numbers = part(at::arange(classes));
-    begin = numbers.numel() == 0 ? classes : numbers[0].item<std::int64_t>();
   }
 
   [[nodiscard]] c10::IValue& argument(Stack& stack, std::size_t i) const {
@@ -192,8 +187,7 @@ struct NllPlan {
     look_here(stack);
     if (here > 0) return run(stack);
     at::Tensor self = argument(stack, 1).toTensor();
-    torch::jit::drop(stack, arguments);
-    stack.emplace_back(at::zeros(self.sizes(), self.options()));
+    give(stack, arguments, at::zeros(self.sizes(), self.options()));
   }
 
   std::size_t first, arguments;

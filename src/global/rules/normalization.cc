@@ -22,38 +22,42 @@ std::vector<int> leading(Rule& rule, const std::vector<std::int64_t>& sizes,
 
 // Schema: input, normalized_shape, weight?, bias?, eps -> out, mean, rstd
 Rule layer_norm(const RuleCall& call) {
-  Rule rule;
+  Rule rule = all_whole(call);
   const std::vector<std::int64_t> shape = call.argument(1).toIntVector();
   const std::size_t normalized = shape.size();
   check(normalized <= call.sizes(0).size() &&
             std::equal(shape.rbegin(), shape.rend(), call.sizes(0).rbegin()),
         "{}: expected an input whose last sizes are [{}], found sizes [{}]", call.operation(),
         listed(shape, ", "), listed(call.sizes(0), ", "));
-  std::vector<int> labels = leading(rule, call.sizes(0), normalized);
-  rule.operands.push_back(labels);
-  for (std::size_t i = 1; i < call.size(); ++i)
-    rule.operands.emplace_back(call.sizes(i).size(), Rule::whole);
+  const std::vector<int> labels = leading(rule, call.sizes(0), normalized);
+  rule.operands[0] = labels;
   std::vector<std::int64_t> rows = call.sizes(0);
   std::fill(rows.end() - static_cast<std::ptrdiff_t>(normalized), rows.end(), 1);
   rule.results = {{call.sizes(0), labels}, {rows, labels}, {rows, labels}};
   return rule;
 }
 
-// Schema: grad, input, normalized_shape, mean, rstd, weight?, bias?, mask -> three gradients
-Rule layer_norm_backward(const RuleCall& call) {
-  Rule rule;
+// Schema: grad, input, normalized_shape, what forward saved, ... -> gradients of input and weight.
+// The first `count` operands have the rows of the input.
+Rule norm_backward(const RuleCall& call, std::size_t count) {
+  Rule rule = all_whole(call);
   std::vector<std::int64_t> shape = call.argument(2).toIntVector();
-  std::vector<int> labels = leading(rule, call.sizes(0), shape.size());
-  for (std::size_t i = 0; i < call.size(); ++i)
-    rule.operands.push_back(i < 4 ? labels : std::vector<int>(call.sizes(i).size(), Rule::whole));
-  std::vector<int> whole(shape.size(), Rule::whole);
-  // The operation is linear in the gradient, but a Partial gradient would give three Partial
-  // results, each of which must be reduced.
-  rule.results = {{call.sizes(1), labels}, {shape, whole}, {shape, whole}};
-  rule.finish = [arguments = call.arguments()](RulePlan& plan) {
+  const std::vector<int> labels = leading(rule, call.sizes(0), shape.size());
+  std::fill_n(rule.operands.begin(), count, labels);
+  rule.results = {{call.sizes(1), labels}, {shape, std::vector<int>(shape.size(), Rule::whole)}};
+  rule.finish = [count, arguments = call.arguments()](RulePlan& plan) {
     make_dense(plan, 0, 1, 0, arguments);
-    make_dense(plan, 2, 3, 1, arguments);
+    make_dense(plan, 2, count - 1, 1, arguments);
   };
+  return rule;
+}
+
+// Schema: grad, input, normalized_shape, mean, rstd, weight?, bias?, mask -> three gradients. The
+// operation is linear in the gradient, but a Partial gradient would give three Partial results,
+// each of which must be reduced.
+Rule layer_norm_backward(const RuleCall& call) {
+  Rule rule = norm_backward(call, 4);
+  rule.results.push_back(rule.results.back());
   return rule;
 }
 
@@ -141,30 +145,12 @@ Rule rms_norm(const RuleCall& call) {
 
 // Schema: grad, input, normalized_shape, rstd, weight?, mask -> two gradients
 Rule rms_norm_backward(const RuleCall& call) {
-  Rule rule;
-  std::vector<std::int64_t> shape = call.argument(2).toIntVector();
-  std::vector<int> labels = leading(rule, call.sizes(0), shape.size());
-  for (std::size_t i = 0; i < call.size(); ++i)
-    rule.operands.push_back(i < 3 ? labels : std::vector<int>(call.sizes(i).size(), Rule::whole));
-  std::vector<int> whole(shape.size(), Rule::whole);
-  rule.results = {{call.sizes(1), labels}, {shape, whole}};
+  Rule rule = norm_backward(call, 3);
   rule.linear = {{0}};
-  rule.finish = [arguments = call.arguments()](RulePlan& plan) {
-    make_dense(plan, 0, 1, 0, arguments);
-    make_dense(plan, 2, 2, 1, arguments);
-  };
   return rule;
 }
 
 using torch::jit::Stack;
-
-// Returns the mesh axes that shard a dim of operand 0.
-std::vector<int> axes_that_cut(const RulePlan& plan, std::int64_t dim) {
-  std::vector<int> axes;
-  for (std::size_t axis = 0; axis < plan.operands[0].size(); ++axis)
-    if (plan.operands[0][axis].is_shard_of(dim)) axes.push_back(static_cast<int>(axis));
-  return axes;
-}
 
 // A softmax of rows that are split over several ranks.
 struct SharedRows {
@@ -218,15 +204,14 @@ Rule softmax(const RuleCall& call, bool is_log) {
     for (Placement one : operand.placements)
       if (one.is_shard_of(dims[0])) rule.more.push_back({Placements(call.size(), one), {one}});
   rule.finish = [=, dim = dims[0], arguments = call.arguments()](RulePlan& plan) {
-    SharedRows rows{dim, axes_that_cut(plan, dim), plan.all_reduce};
+    SharedRows rows{dim, axes_that_cut(plan.operands[0], dim), plan.all_reduce};
     if (rows.axes.empty()) return;
     plan.kernel = [=](Stack& stack) {
       auto values = torch::jit::last(stack, arguments);
       at::Tensor first = values[0].toTensor();
-      at::Tensor result = is_backward ? rows.backward(first, values[1].toTensor(), is_log)
-                                      : rows.forward(first, is_log);
-      torch::jit::drop(stack, arguments);
-      stack.emplace_back(std::move(result));
+      give(stack, arguments,
+           is_backward ? rows.backward(first, values[1].toTensor(), is_log)
+                       : rows.forward(first, is_log));
     };
   };
   return rule;

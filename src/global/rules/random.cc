@@ -5,9 +5,9 @@
 #include "global/mesh_context.h"
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
-#include "global/spec.h"
 
 #include <ATen/Context.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty_strided.h>
 
 #include <functional>
@@ -79,11 +79,16 @@ Rule fill(const RuleCall& call) {
   return rule;
 }
 
-// Only sizes and dtype of self are used; a Partial self gives a replicated result.
-Rule draw_like(const RuleCall& call) {
+// Only sizes, dtype and device of self are used: a Partial self gives a replicated result.
+Rule like(const RuleCall& call) {
   Rule rule = same_sizes(call, {});
   for (Placement partial : partials_of(call.operands()[0]))
     rule.more.push_back({{partial}, {Replicate()}});
+  return rule;
+}
+
+Rule draw_like(const RuleCall& call) {
+  Rule rule = like(call);
   rule.finish = compared(call, [whole = Whole(call.operands()[0]),
                                 arguments = call.arguments()](RulePlan& plan) {
     if (plan.local_operands[0] == whole.sizes) return;
@@ -124,9 +129,7 @@ Rule dropout(const RuleCall& call) {
 
 // The value of each element is a probability, so every rank needs all values.
 Rule draw_from(const RuleCall& call) {
-  Rule rule;
-  for (std::size_t i = 0; i < call.size(); ++i)
-    rule.operands.emplace_back(call.sizes(i).size(), Rule::whole);
+  Rule rule = all_whole(call);
   rule.results = {{call.sizes(0), rule.operands[0]}};
   rule.finish = compared(call);
   return rule;
@@ -136,14 +139,6 @@ Rule draw_from(const RuleCall& call) {
 Rule multinomial(const RuleCall& call) {
   Rule rule = draw_from(call);
   rule.results[0].sizes.back() = call.argument(1).toInt();
-  return rule;
-}
-
-// Only sizes, dtype and device of self are used: a Partial self gives a replicated result.
-Rule like(const RuleCall& call) {
-  Rule rule = same_sizes(call, {});
-  for (Placement partial : partials_of(call.operands()[0]))
-    rule.more.push_back({{partial}, {Replicate()}});
   return rule;
 }
 
@@ -159,9 +154,7 @@ Rule of_sizes(const RuleCall& call, bool has_strides) {
       const std::vector<std::int64_t>& local = plan.local_results[0];
       plan.replaced.emplace_back(1, c10::IValue(local));
       if (!has_strides) return;
-      Dims dense = strides_in_order_of(local, strides);
-      plan.replaced.emplace_back(
-          2, c10::IValue(std::vector<std::int64_t>(dense.begin(), dense.end())));
+      plan.replaced.emplace_back(2, c10::IValue(at::infer_dense_strides(local, strides)));
     };
     return rule;
   }

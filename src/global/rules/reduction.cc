@@ -116,9 +116,8 @@ Rule mean(const RuleCall& call) {
       const c10::IValue& dtype = values.back();
       auto type = dtype.isInt() ? static_cast<at::ScalarType>(dtype.toInt()) : self.scalar_type();
       // The sum may overflow 16 bits even if the mean does not.
-      at::Tensor result = at::sum(self, dims, keep, at::toOpMathType(type)).div_(count).to(type);
-      torch::jit::drop(stack, arguments);
-      stack.emplace_back(std::move(result));
+      give(stack, arguments,
+           at::sum(self, dims, keep, at::toOpMathType(type)).div_(count).to(type));
     };
   };
   return rule;
@@ -179,9 +178,7 @@ Rule norm(const RuleCall& call) {
     if (norm.axes.empty()) return;
     norm.all_reduce = plan.all_reduce;
     plan.kernel = [norm, arguments](Stack& stack) {
-      at::Tensor result = norm.of(torch::jit::last(stack, arguments)[0].toTensor());
-      torch::jit::drop(stack, arguments);
-      stack.emplace_back(std::move(result));
+      give(stack, arguments, norm.of(torch::jit::last(stack, arguments)[0].toTensor()));
     };
   };
   return rule;
@@ -213,10 +210,8 @@ Rule of_whole_dims(const RuleCall& call) {
 
 // Schema: self, other -> bool. Ranks compare their parts and combine the results.
 Rule equal(const RuleCall& call) {
-  Rule rule;
+  Rule rule = all_whole(call);
   bool is_alike = call.size() == 2 && call.sizes(0) == call.sizes(1);
-  for (std::size_t i = 0; i < call.size(); ++i)
-    rule.operands.emplace_back(call.sizes(i).size(), Rule::whole);
   if (!is_alike) return rule;
   for (std::size_t dim = 0; dim < call.sizes(0).size(); ++dim)
     rule.operands[0][dim] = rule.operands[1][dim] = rule.add();
@@ -293,12 +288,7 @@ void add_reduction_rules(RuleTable& table) {
   };
   table["equal"] = equal;
   // An operation that reads a value needs the whole tensor.
-  table["_local_scalar_dense"] = [](const RuleCall& call) {
-    Rule rule;
-    for (std::size_t i = 0; i < call.size(); ++i)
-      rule.operands.emplace_back(call.sizes(i).size(), Rule::whole);
-    return rule;
-  };
+  table["_local_scalar_dense"] = all_whole;
 }
 
 }  // namespace lockstep::global

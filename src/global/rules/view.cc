@@ -63,8 +63,7 @@ void reshape_locally(Rule& rule, std::size_t arguments) {
   rule.finish = [arguments](RulePlan& plan) {
     plan.kernel = [arguments, sizes = plan.local_results[0]](Stack& stack) {
       at::Tensor self = torch::jit::last(stack, arguments)[0].toTensor();
-      torch::jit::drop(stack, arguments);
-      stack.emplace_back(at::reshape(self, sizes));
+      give(stack, arguments, at::reshape(self, sizes));
     };
   };
 }
@@ -102,9 +101,7 @@ Rule expand(const RuleCall& call) {
     from.push_back(static_cast<int>(dim));
   }
   Rule made = moved(call, labels, from, sizes, std::move(rule));
-  made.finish = [](RulePlan& plan) {
-    plan.replaced.emplace_back(1, c10::IValue(plan.local_results[0]));
-  };
+  replace_sizes(made);
   return made;
 }
 
@@ -159,9 +156,7 @@ Rule slice_backward(const RuleCall& call) {
   }
   Rule made = moved(call, labels, from, sizes, std::move(rule));
   made.moves = false;  // zeros are not neutral for other reductions
-  made.finish = [](RulePlan& plan) {
-    plan.replaced.emplace_back(1, c10::IValue(plan.local_results[0]));
-  };
+  replace_sizes(made);
   return made;
 }
 
@@ -326,9 +321,7 @@ Rule onto_diagonal(const RuleCall& call, const Sizes& sizes, const Diagonal& mad
 Rule diagonal_backward(const RuleCall& call) {
   const Sizes sizes = call.argument(1).toIntVector();
   Rule made = onto_diagonal(call, sizes, Diagonal(call, sizes, 2));
-  made.finish = [](RulePlan& plan) {
-    plan.replaced.emplace_back(1, c10::IValue(plan.local_results[0]));
-  };
+  replace_sizes(made);
   return made;
 }
 
@@ -370,9 +363,7 @@ Rule unfold_backward(const RuleCall& call) {
   std::vector<int> labels = labels_but(rule, call.sizes(0), {dim, call.dim(0) - 1});
   Rule made = moved(call, labels, in_order(std::ssize(sizes)), sizes, std::move(rule));
   made.moves = false;
-  made.finish = [](RulePlan& plan) {
-    plan.replaced.emplace_back(1, c10::IValue(plan.local_results[0]));
-  };
+  replace_sizes(made);
   return made;
 }
 

@@ -259,10 +259,10 @@ class DiLoCoState final : public data_parallel::LocalModelState {
 
   // If it throws, this rank's fragments may differ from those of other ranks.
   void communicate(const auto& calls) {
-    const std::int64_t before = groups_.bytes_given();
+    const std::int64_t before = groups_.bytes_sent();
     try {
       calls();
-      bytes_sent_ += groups_.bytes_given() - before;
+      bytes_sent_ += groups_.bytes_sent() - before;
     } catch (...) {
       failure_ = parallel::exception_text(std::current_exception());
       throw;

@@ -269,7 +269,10 @@ class DataParallelState final : public parallel::WholeModuleState {
             .equal =
                 hook_ && !hook_->averages_over_all() ? std::vector<NamedParameter>() : parameters_,
             .timeout = options.timeout,
-            .waits = waits_});
+            .waits = waits_,
+            .abort = [this](std::string_view reason) { abort(reason); },
+            // Other ranks wait for this rank in the collectives of the whole model.
+            .ends_with_failure = [this] { return is_part(); }});
     joinable_ = std::make_unique<StepJoinable>("DistributedDataParallel", group_, *step_);
     hooks_ = std::make_unique<GradientHooks>(
         step_->hooked(), [step = step_.get()](int i) { step->on_gradient(i); },

@@ -6,6 +6,8 @@
 #include "parallel/backward_step.h"
 #include "parallel/handle_state.h"
 
+#include <lockstep/comm/device.h>
+
 #include <ATen/ops/real.h>
 #include <ATen/ops/view_as_real.h>
 
@@ -41,6 +43,8 @@ GradientBuckets::GradientBuckets(Group& group, std::vector<NamedParameter> param
       in_place_(plan_.size()),
       status_(parameters_.size()) {
   for (const NamedParameter& parameter : parameters_) specs_.push_back(modules::spec_of(parameter));
+  status_rides_ =
+      hook_ == nullptr && !has_streams(group) && !plan_.empty() && !is_alone(plan_.size() - 1);
   for (std::size_t number = 0; number < plan_.size(); ++number) lay_out(number);
 }
 
@@ -73,7 +77,7 @@ parallel::Bucket& GradientBuckets::bucket(std::size_t number) {
   if (made) return *made;
   std::vector<layout::TensorSpec> specs;
   for (int i : plan_[number]) specs.push_back(specs_[static_cast<std::size_t>(i)]);
-  if (number + 1 == plan_.size() && status_rides())
+  if (number + 1 == plan_.size() && status_rides_)
     specs.push_back({"status", {status_.size()}, specs.front().dtype, nullptr});
   return made.emplace(*group_, layout::FlatLayout(specs),
                       parameter(plan_[number].front()).scalar_type(), devices_[number],
@@ -187,16 +191,16 @@ void GradientBuckets::begin() {
 
 void GradientBuckets::ready(int i) {
   --awaited_[place(i).bucket];
-  std::size_t ready = awaited_.size() - (status_rides() ? 1 : 0);
+  std::size_t ready = awaited_.size() - (status_rides_ ? 1 : 0);
   while (posted_ < ready && awaited_[posted_] == 0) post_next();
 }
 
 void GradientBuckets::post_rest(const parallel::StepStatus& own, bool exchanges) {
   status_ = own;
   exchanges_status_ = exchanges && !buckets_.empty();
-  if (exchanges_status_ && status_rides()) status_place().copy_(status_.tensor());
+  if (exchanges_status_ && status_rides_) status_place().copy_(status_.tensor());
   while (posted_ < plan_.size()) post_next();
-  if (exchanges_status_ && !status_rides()) post_status();
+  if (exchanges_status_ && !status_rides_) post_status();
 }
 
 void GradientBuckets::post_status() {
@@ -287,7 +291,7 @@ void GradientBuckets::abandon_hook() {
 parallel::StepStatus GradientBuckets::status() const {
   parallel::StepStatus all = status_;
   if (!exchanges_status_) return all;
-  if (!status_rides()) {
+  if (!status_rides_) {
     all.tensor().copy_(status_sum_);
     return all;
   }

@@ -4,11 +4,13 @@
 // The last bucket also carries the status of this rank (backward_step.h). The status is averaged
 // with the gradients, so every rank learns, without a separate message, how many ranks had no
 // gradient for a parameter or threw an exception. So the last bucket is posted at the end of
-// backward(). In a group of one rank, nothing is arranged or copied; only the status remains.
+// backward(). On a group that has_streams(), ranks rarely exchange their status. There, the last
+// bucket is posted as soon as it is ready, like the others, and the status is a separate call. In a
+// group of one rank, nothing is arranged or copied; only the status remains.
 //
 // A gradient with its own bucket is reduced in the memory that autograd allocated, if no other
 // tensor shares it; otherwise it is copied into a bucket, which is then allocated. If that is the
-// last bucket, it is posted as soon as it is ready, and the status is a separate call.
+// last bucket, the status is a separate call, too.
 //
 // With a communication hook, buckets go through it, on one rank too, and the status is a separate
 // call after the first calls of all buckets. Later steps of the hook run only once the status of
@@ -63,7 +65,7 @@ class GradientBuckets {
   // Begins a new step without gradients.
   void begin();
   // Call when the gradient of parameter i is in its place. Posts, in order, the buckets that are
-  // complete, except the last one.
+  // complete, except a last one that carries the status.
   void ready(int i);
   // Posts the remaining buckets, complete or not, and this rank's status for the step.
   void post_rest(const parallel::StepStatus& own, bool exchanges = true);
@@ -90,9 +92,6 @@ class GradientBuckets {
   void lay_out(std::size_t number);
   [[nodiscard]] std::string name_of(std::size_t number) const;
   [[nodiscard]] bool is_alone(std::size_t number) const;
-  [[nodiscard]] bool status_rides() const {
-    return hook_ == nullptr && !is_alone(plan_.size() - 1);
-  }
   [[nodiscard]] parallel::Bucket& bucket(std::size_t number);
   // Returns the tensor that a step posts for a bucket.
   [[nodiscard]] at::Tensor reduced(std::size_t number);
@@ -118,6 +117,7 @@ class GradientBuckets {
   layout::BucketPlan plan_;
   std::optional<Duration> timeout_;
   std::shared_ptr<CommunicationHook> hook_;
+  bool status_rides_ = false;  // in the last bucket
   // Empty in a group of one rank without a hook. An element is std::nullopt if its gradient was
   // never copied.
   std::vector<std::optional<parallel::Bucket>> buckets_;
@@ -132,7 +132,7 @@ class GradientBuckets {
   std::vector<BucketFuture> futures_;  // of the hook, by bucket
   parallel::StepStatus status_;
   bool exchanges_status_ = true;  // in this step
-  at::Tensor status_sum_;         // with a hook: the result of its call
+  at::Tensor status_sum_;         // the result of a separate call
 };
 
 }  // namespace lockstep::data_parallel

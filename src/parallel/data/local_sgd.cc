@@ -1,31 +1,16 @@
 #include <lockstep/parallel/data/local_sgd.h>
 
 #include "base/check.h"
-#include "layout/flat_layout.h"
-#include "module/tensors.h"
+#include "parallel/bucket.h"
 #include "parallel/handle_state.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
-#include <numeric>
 #include <utility>
 
 namespace lockstep {
-namespace {
-
-// Groups the tensors that are averaged together.
-std::vector<std::vector<int>> plan_of(const std::vector<at::Tensor>& tensors) {
-  std::vector<layout::PlanItem> items;
-  for (const at::Tensor& tensor : tensors)
-    items.push_back({static_cast<std::int64_t>(tensor.nbytes()), modules::kind_of(tensor)});
-  std::vector<int> order(tensors.size());
-  std::iota(order.begin(), order.end(), 0);
-  return layout::plan_buckets(items, order, {});
-}
-
-}  // namespace
 
 ModelAverager::ModelAverager(std::vector<at::Tensor> parameters, std::vector<AveragingLevel> levels,
                              std::int64_t warmup_steps, std::shared_ptr<CommunicationHook> hook,
@@ -73,7 +58,7 @@ void ModelAverager::set_steps(std::int64_t steps) {
 void ModelAverager::average(Group& group) {
   if (group.size() == 1) return;
   at::NoGradGuard no_grad;
-  std::vector<std::vector<int>> plan = plan_of(parameters_);
+  const layout::BucketPlan plan = parallel::plan_for(parameters_);
   std::vector<at::Tensor> flats;
   std::vector<Work> works;
   for (const std::vector<int>& numbers : plan) {

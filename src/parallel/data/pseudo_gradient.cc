@@ -63,7 +63,7 @@ at::Tensor decode_int8(const at::Tensor& bytes, std::int64_t n) {
   return (multiples * scale).view({-1}).narrow(0, 0, n);
 }
 
-std::int64_t AveragingGroups::bytes_given() const {
+std::int64_t AveragingGroups::bytes_sent() const {
   const std::int64_t bytes = all.traffic().bytes;
   if (inside.size() == 1) return bytes;
   return bytes + inside.traffic().bytes + across.traffic().bytes;

@@ -31,8 +31,8 @@ struct AveragingGroups {
   // `inside` has only this rank, and `across` all ranks.
   Group inside, across;
 
-  // Returns the bytes that this rank has passed to calls of these groups.
-  [[nodiscard]] std::int64_t bytes_given() const;
+  // Returns the bytes that this rank has sent in these groups (GroupTraffic).
+  [[nodiscard]] std::int64_t bytes_sent() const;
 };
 // Collective.
 [[nodiscard]] AveragingGroups averaging_groups(const Group& all, PseudoGradients format);

@@ -176,6 +176,9 @@ at::Tensor PipelineState::on_all_ranks(StepKind kind, const at::Tensor& loss) {
   }
   group_.all_reduce(told, Op::sum, call("loss of a pipeline")).wait();
   const double* numbers = told.const_data_ptr<double>();
+  constexpr auto dtypes = static_cast<double>(at::ScalarType::NumOptions);
+  if (!(numbers[1] >= 0 && numbers[1] < dtypes))
+    throw Mismatch(formatted("loss of a pipeline: expected a dtype, found {}", numbers[1]));
   const auto dtype = static_cast<at::ScalarType>(static_cast<int>(numbers[1]));
   const bool is_on_device = numbers[2] == 1;
   if (is_on_device) device_losses_.emplace(kind, dtype);

@@ -17,8 +17,6 @@
 namespace lockstep::pipeline {
 namespace {
 
-std::string last_of(const std::string& path) { return path.substr(path.rfind('.') + 1); }
-
 using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
 
 // Merges modules with the same name that differ into one with the members of all of them.
@@ -49,30 +47,6 @@ void merge_into(torch::nn::Module& all, const Modules& modules) {
 }
 
 }  // namespace
-
-void PartOfModel::add_module(const std::string& path, std::shared_ptr<torch::nn::Module> module) {
-  around(path).register_module(last_of(path), std::move(module));
-}
-
-void PartOfModel::add_parameter(const std::string& path, const at::Tensor& tensor) {
-  around(path).register_parameter(last_of(path), tensor, tensor.requires_grad());
-}
-
-void PartOfModel::add_buffer(const std::string& path, const at::Tensor& tensor) {
-  around(path).register_buffer(last_of(path), tensor);
-}
-
-torch::nn::Module& PartOfModel::around(const std::string& path) {
-  torch::nn::Module* at = this;
-  std::size_t begin = 0;
-  for (std::size_t dot; (dot = path.find('.', begin)) != std::string::npos; begin = dot + 1) {
-    const std::string name = path.substr(begin, dot - begin);
-    if (!at->named_children().contains(name))
-      at->register_module(name, std::make_shared<torch::nn::Module>("Stage"));
-    at = at->named_children()[name].get();
-  }
-  return *at;
-}
 
 std::shared_ptr<PartOfModel> merged(const Modules& modules) {
   auto all = std::make_shared<PartOfModel>();
@@ -187,7 +161,7 @@ void throw_wrong_inputs(const std::string& module, std::size_t expected, std::si
 
 Stage stage_of(std::string name, std::shared_ptr<torch::nn::Module> module, StageForward forward) {
   auto part = std::make_shared<PartOfModel>();
-  part->add_module(name, std::move(module));
+  modules::add_module(*part, name, std::move(module));
   return {std::move(name), std::move(part), std::move(forward)};
 }
 
@@ -202,7 +176,7 @@ std::vector<Stage> split(const torch::nn::Sequential& model,
     auto part = std::make_shared<PartOfModel>();
     std::vector<torch::nn::AnyModule> modules;
     for (std::size_t child = cuts[i]; child < cuts[i + 1]; ++child) {
-      part->add_module(names[child], model->ptr(child));
+      modules::add_module(*part, names[child], model->ptr(child));
       modules.push_back(*(model->begin() + static_cast<std::ptrdiff_t>(child)));
     }
     stages.push_back({name, std::move(part), forward_of(std::move(modules), name)});
@@ -240,11 +214,11 @@ class Names {
       };
       if (std::ranges::any_of(names, is_around)) continue;
       if (modules_.contains(name)) {
-        part->add_module(name, modules_[name]);
+        modules::add_module(*part, name, modules_[name]);
       } else if (parameters_.contains(name)) {
-        part->add_parameter(name, parameters_[name]);
+        modules::add_parameter(*part, name, parameters_[name]);
       } else {
-        part->add_buffer(name, buffers_[name]);
+        modules::add_buffer(*part, name, buffers_[name]);
       }
     }
     return part;

@@ -16,17 +16,10 @@ class PartOfModel final : public torch::nn::Module, public HasAliases {
  public:
   PartOfModel() : torch::nn::Module("Stage") {}
 
-  void add_module(const std::string& path, std::shared_ptr<torch::nn::Module> module);
-  void add_parameter(const std::string& path, const at::Tensor& tensor);
-  void add_buffer(const std::string& path, const at::Tensor& tensor);
-
   void set_aliases(std::vector<Alias> aliases) { aliases_ = std::move(aliases); }
   [[nodiscard]] std::vector<Alias> aliases() const override { return aliases_; }
 
  private:
-  // Returns the module around `path`; makes it if it is missing.
-  torch::nn::Module& around(const std::string& path);
-
   std::vector<Alias> aliases_;
 };
 

@@ -32,12 +32,6 @@ std::int64_t fingerprint_of(const std::vector<Part>& parts) {
   return static_cast<std::int64_t>(all);
 }
 
-bool has_gradient(const at::Tensor& tensor) {
-  const at::Tensor& gradient = tensor.grad();
-  if (!gradient.defined() || !dispatch::is_lazy(gradient)) return gradient.defined();
-  return dispatch::has_memory(gradient) || dispatch::source_of(gradient) != nullptr;
-}
-
 // Memory for the values of a part, row-major.
 at::Tensor memory_for(const at::Tensor& part) {
   return at::empty(part.sizes(), at::TensorOptions(part.scalar_type()).device(part.device()));
@@ -177,13 +171,13 @@ void Ties::send_gradients(Group& group, std::optional<Duration> timeout) {
       return;
     }
     const at::Tensor sent =
-        has_gradient(part) ? plain_values(part.grad()) : memory_for(part).zero_();
+        dispatch::has_gradient(part) ? plain_values(part.grad()) : memory_for(part).zero_();
     works.push_back(group.send(sent, tie.owner, call));
   });
   for (Work& work : works) work.wait();
   for (auto& [part, gradient] : received) {
     at::Tensor& own = part.mutable_grad();
-    own = has_gradient(part) ? own.detach().add_(gradient) : gradient;
+    own = dispatch::has_gradient(part) ? own.detach().add_(gradient) : gradient;
   }
   forget_gradients();
 }

@@ -22,10 +22,8 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -166,15 +164,6 @@ Role role_of_rank(const std::vector<int>& server_ranks, Duration join_timeout) {
 
 namespace {
 
-// Returns random bytes in hexadecimal, so that they can be sent as text.
-std::string new_secret() {
-  std::array<unsigned char, 32> bytes{};
-  sys::fill_randomly(std::as_writable_bytes(std::span(bytes)));
-  std::string text;
-  for (unsigned char byte : bytes) text += formatted("{:02x}", static_cast<int>(byte));
-  return text;
-}
-
 // Returns the name of a host other than rank 0's, if there is one.
 std::optional<std::string> another_host(Group& group) {
   std::optional<std::string> other;
@@ -199,7 +188,7 @@ GroupMeeting meet_in_group(Group& group, int servers) {
   std::string address, secret;
   run_on_all_or_fail(group, [&] {
     if (!group.is_root()) return;
-    secret = new_secret();
+    secret = sys::hexadecimal(sys::random_bytes(32));
     const std::string host = other ? sys::address_towards(*other) : "127.0.0.1";
     met.store_server =
         std::make_unique<StoreServer>(StoreServerOptions{.host = host, .secret = secret});

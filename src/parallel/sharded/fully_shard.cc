@@ -80,17 +80,6 @@ class WholeStepJoinable final : public Joinable {
 
 constexpr std::int64_t broadcast_bytes = std::int64_t{25} << 20;
 
-sharded::UnitSettings settings_of(const ShardOptions& options) {
-  return {.level = options.level,
-          .storage = options.storage,
-          .reduce_in_step = options.reduce_in_step,
-          .compute_dtype = options.compute_dtype,
-          .reduce_dtype = options.reduce_dtype,
-          .reshard_after_forward = options.reshard_after_forward,
-          .timeout = options.timeout,
-          .key = dispatch::key()};
-}
-
 }  // namespace
 
 // The state that a handle, its scopes and its hooks share.
@@ -135,11 +124,13 @@ class ShardedState final : public HandleState {
                               .find_unused_parameters = options_.find_unused_parameters,
                               .timeout = options_.timeout,
                               .waits = waits,
-                              .abort = [this](std::string_view reason) {
-                                // If another rank has ended a group, report that reason.
-                                const std::string end = unsharder->end();
-                                abort(end.empty() ? reason : std::string_view(end));
-                              }});
+                              .abort =
+                                  [this](std::string_view reason) {
+                                    // If another rank has ended a group, report that reason.
+                                    const std::string end = unsharder->end();
+                                    abort(end.empty() ? reason : std::string_view(end));
+                                  },
+                              .ends_with_failure = [] { return true; }});
     joinable_ = std::make_unique<WholeStepJoinable>(
         "fully_shard()", groups->whole, *step,
         [this](std::function<void()> call) { unsharder->on_forward(std::move(call)); });
@@ -290,9 +281,11 @@ class ShardedState final : public HandleState {
     }
     parallel::broadcast_now(groups->whole, state, broadcast_bytes, call());
     for (const layout::PlannedUnit& planned : plan) {
-      sharded::UnitSettings settings = settings_of(sharded::options_of(planned, options_));
-      settings.waits = waits;
-      settings.shard_group = shard_group;
+      sharded::UnitSettings settings{.options = sharded::options_of(planned, options_),
+                                     .key = dispatch::key(),
+                                     .offload = nullptr,
+                                     .waits = waits,
+                                     .shard_group = shard_group};
       bool on_host = parameters[static_cast<std::size_t>(planned.items.front())].tensor.is_cpu();
       if (offload && (offload->is_in_files() || !on_host)) settings.offload = offload;
       add_unit(planned, parameters, settings);
@@ -307,8 +300,7 @@ class ShardedState final : public HandleState {
       members.push_back(parameters[static_cast<std::size_t>(i)]);
       tensors.push_back(members.back().tensor);
     }
-    parallel::give_values(groups->whole, parallel::deferred_among(tensors), broadcast_bytes,
-                          call());
+    parallel::give_values(groups->whole, tensors, broadcast_bytes, call());
     unsharder->add(planned.name, std::move(members), pool_, settings);
     sharded::UnitEntry entry{.unit = static_cast<int>(unsharder->units().size()) - 1};
     for (const at::Tensor& tensor : tensors) {

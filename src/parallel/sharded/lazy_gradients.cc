@@ -129,12 +129,6 @@ bool LazyGradients::are_open() {
   return open_;
 }
 
-bool has_gradient(const at::Tensor& tensor) {
-  const at::Tensor& gradient = tensor.grad();
-  if (!gradient.defined() || !dispatch::is_lazy(gradient)) return gradient.defined();
-  return dispatch::has_memory(gradient) || dispatch::source_of(gradient) != nullptr;
-}
-
 class AbsentGradients::Refusal final : public dispatch::StorageOwner {
  public:
   Refusal(std::string text, bool of_module) : text_(std::move(text)), of_module_(of_module) {}
@@ -202,7 +196,7 @@ AbsentGradients::AbsentGradients(const Unit& unit) : unit_(unit) {
 
 AbsentGradients::~AbsentGradients() {
   auto clear = [](const at::Tensor& tensor) {
-    if (!has_gradient(tensor)) tensor.mutable_grad().reset();
+    if (!dispatch::has_gradient(tensor)) tensor.mutable_grad().reset();
   };
   for (std::size_t i = 0; i < hooks_.size(); ++i) {
     unit_.parameters()[i].tensor.remove_hook(hooks_[i]);

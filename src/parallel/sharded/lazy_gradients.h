@@ -94,9 +94,6 @@ class LazyGradients {
 //
 // Not thread-safe: BackwardStep holds its mutex.
 
-// A gradient that has values.
-[[nodiscard]] bool has_gradient(const at::Tensor& tensor);
-
 class AbsentGradients {
  public:
   // Sets placeholders as the gradients of the unit's parameters in the module. The unit must train

@@ -27,7 +27,7 @@ c10::ScalarType dtype_of(const std::vector<NamedParameter>& parameters) {
 c10::ScalarType compute_dtype_of(const std::vector<NamedParameter>& parameters,
                                  const UnitSettings& settings) {
   c10::ScalarType own = dtype_of(parameters);
-  return c10::isFloatingType(own) ? settings.compute_dtype.value_or(own) : own;
+  return c10::isFloatingType(own) ? settings.options.compute_dtype.value_or(own) : own;
 }
 
 bool keeps_strides(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
@@ -68,7 +68,8 @@ layout::FlatLayout Unit::make_layout() const {
 }
 
 Unit::Unit(std::string name, std::vector<NamedParameter> parameters, Group& group,
-           std::shared_ptr<BufferPool> pool, const UnitOwners& owners, const UnitSettings& settings)
+           std::shared_ptr<BufferPool> pool, std::weak_ptr<dispatch::StorageOwner> whole,
+           std::weak_ptr<dispatch::StorageOwner> slices, const UnitSettings& settings)
     : name_(std::move(name)),
       tag_(formatted("unit {}", name_)),
       parameters_(std::move(parameters)),
@@ -82,20 +83,12 @@ Unit::Unit(std::string name, std::vector<NamedParameter> parameters, Group& grou
       range_(layout::shard_range(layout_.numel(), group_.size(), group_.rank())),
       owned_(layout::owned_slices(layout_, group_.size(), group_.rank())),
       storage_(layout_.numel() * static_cast<std::int64_t>(c10::elementSize(compute_dtype_)),
-               device_, owners.whole, settings.key, released_text(name_)) {
+               device_, std::move(whole), settings.key, released_text(name_)) {
   at::NoGradGuard no_grad;
-  memory_ = UnitStorage::make(settings.level, settings.storage,
-                              {.numel = layout_.numel(),
-                               .range = range_,
-                               .dtype = dtype_,
-                               .compute_dtype = compute_dtype_,
-                               .device = device_,
-                               .group = group_,
-                               .pool = std::move(pool),
-                               .offload = settings.offload});
+  memory_ = UnitStorage::make(*this, group_, std::move(pool));
   parts_ = list_parts();
   take_parameters();
-  make_slices(owners.slices);
+  make_slices(std::move(slices));
 }
 
 // Do this before take_parameters(): the parameters may be parts themselves.
@@ -199,7 +192,7 @@ void Unit::begin_write() {
 }
 
 Work Unit::post_barrier(std::string_view tag) {
-  return group_.barrier({.tag = tag, .timeout = settings_.timeout});
+  return group_.barrier({.tag = tag, .timeout = settings_.options.timeout});
 }
 
 void Unit::write_back() {

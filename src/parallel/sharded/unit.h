@@ -48,24 +48,11 @@ struct Groups {
 [[nodiscard]] Groups groups_on(const Ranks& ranks);
 
 struct UnitSettings {
-  ShardLevel level = ShardLevel::full;
-  ShardStorage storage = ShardStorage::private_memory;
-  bool reduce_in_step = false;
-  std::optional<c10::ScalarType> compute_dtype;
-  std::optional<c10::ScalarType> reduce_dtype;
-  bool reshard_after_forward = true;
-  std::optional<Duration> timeout;
+  ShardOptions options;  // options_of() the unit
   c10::DispatchKey key = c10::DispatchKey::Undefined;
   std::shared_ptr<Offload> offload;  // null: shards are where the parameters are
   std::shared_ptr<parallel::WaitTime> waits = std::make_shared<parallel::WaitTime>();
   std::shared_ptr<ShardGroup> shard_group;  // the ranks with the other shards
-};
-
-// The owners of the two storages; operations call them before they use the parameters or the
-// slices.
-struct UnitOwners {
-  std::weak_ptr<dispatch::StorageOwner> whole;
-  std::weak_ptr<dispatch::StorageOwner> slices;
 };
 
 // The place of a parameter in the units of a handle.
@@ -78,9 +65,11 @@ class Unit {
  public:
   // Local; collective with node-shared storage. Takes this rank's shard of the parameters' values,
   // and turns the parameters into released tensors. The parameters must have one dtype and device,
-  // and occur once each. The handle keeps the group alive.
+  // and occur once each. The handle keeps the group alive. `whole` and `slices`: the owners of the
+  // two storages, which operations call before they use the parameters or the slices.
   Unit(std::string name, std::vector<NamedParameter> parameters, Group& group,
-       std::shared_ptr<BufferPool> pool, const UnitOwners& owners, const UnitSettings& settings);
+       std::shared_ptr<BufferPool> pool, std::weak_ptr<dispatch::StorageOwner> whole,
+       std::weak_ptr<dispatch::StorageOwner> slices, const UnitSettings& settings);
 
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] const layout::FlatLayout& layout() const { return layout_; }
@@ -171,7 +160,9 @@ class Unit {
  private:
   enum class Phase { absent, arriving, present };
 
-  [[nodiscard]] CallOptions call() const { return {.tag = tag_, .timeout = settings_.timeout}; }
+  [[nodiscard]] CallOptions call() const {
+    return {.tag = tag_, .timeout = settings_.options.timeout};
+  }
   [[nodiscard]] layout::FlatLayout make_layout() const;
   // `before`: the part that the parameter was before this unit sharded it; null: it was whole.
   [[nodiscard]] Part part_of(const layout::FlatSlice& slice, const Part* before) const;

@@ -3,6 +3,7 @@
 #include "base/format.h"
 #include "dispatch/lazy_storage.h"
 #include "dispatch/part.h"
+#include "parallel/bucket.h"
 
 #include <lockstep/dispatch/part.h>
 
@@ -19,74 +20,25 @@ namespace {
 
 c10::ScalarType sum_dtype_of(const Unit& unit) {
   c10::ScalarType computed = unit.compute_dtype();
-  return c10::isFloatingType(computed) ? unit.settings().reduce_dtype.value_or(computed) : computed;
+  return c10::isFloatingType(computed) ? unit.settings().options.reduce_dtype.value_or(computed)
+                                       : computed;
 }
-
-class PooledBuffer final : public GradientBuffer {
- public:
-  PooledBuffer(const Unit& unit, Group& shards, BufferPool& pool)
-      : GradientBuffer(unit, shards), pool_(pool) {}
-
-  [[nodiscard]] bool stays() const override { return false; }
-  void give_back() override {
-    if (flat_.defined()) pool_.give(std::exchange(flat_, at::Tensor()));
-  }
-
- private:
-  at::Tensor made() override {
-    return pool_.take(unit().layout().numel(), dtype(), unit().device());
-  }
-
-  BufferPool& pool_;
-};
-
-class PersistentBuffer final : public GradientBuffer {
- public:
-  PersistentBuffer(const Unit& unit, Group& shards, BufferPool& pool)
-      : GradientBuffer(unit, shards), pool_(pool) {}
-
-  [[nodiscard]] bool stays() const override { return true; }
-
- private:
-  at::Tensor made() override {
-    return pool_.make(unit().layout().numel(), dtype(), unit().device());
-  }
-
-  BufferPool& pool_;
-};
-
-class RowBuffer final : public GradientBuffer {
- public:
-  RowBuffer(const Unit& unit, Group& shards) : GradientBuffer(unit, shards) {
-    at::NoGradGuard no_grad;
-    c10::InferenceMode off(false);
-    rows_ = shards.empty_node_shared({shards.size(), unit.layout().numel()}, dtype());
-    take();
-  }
-
-  [[nodiscard]] at::Tensor rows() const override { return rows_; }
-  [[nodiscard]] bool stays() const override { return true; }
-  // The rows are summed where an average is used.
-  Work reduce(Op /*op*/, const CallOptions& /*call*/) override { return {}; }
-
- private:
-  at::Tensor made() override { return rows_.select(0, shards().rank()); }
-
-  at::Tensor rows_;
-};
 
 }  // namespace
 
-std::unique_ptr<GradientBuffer> GradientBuffer::make(const Unit& unit, Group& shards,
-                                                     BufferPool& pool) {
-  if (unit.settings().reduce_in_step) return std::make_unique<RowBuffer>(unit, shards);
-  if (unit.settings().level == ShardLevel::optimizer)
-    return std::make_unique<PersistentBuffer>(unit, shards, pool);
-  return std::make_unique<PooledBuffer>(unit, shards, pool);
+GradientBuffer::GradientBuffer(const Unit& unit, Group& shards, BufferPool& pool)
+    : unit_(unit),
+      shards_(shards),
+      pool_(pool),
+      dtype_(sum_dtype_of(unit)),
+      stays_(unit.settings().options.reduce_in_step ||
+             unit.settings().options.level == ShardLevel::optimizer) {
+  if (!unit.settings().options.reduce_in_step) return;
+  at::NoGradGuard no_grad;
+  c10::InferenceMode off(false);
+  rows_ = shards.empty_node_shared({shards.size(), unit.layout().numel()}, dtype_);
+  take();
 }
-
-GradientBuffer::GradientBuffer(const Unit& unit, Group& shards)
-    : unit_(unit), shards_(shards), dtype_(sum_dtype_of(unit)) {}
 
 at::Tensor GradientBuffer::own_part() const {
   return flat_.narrow(0, unit_.range().begin, unit_.range().length());
@@ -94,11 +46,13 @@ at::Tensor GradientBuffer::own_part() const {
 
 void GradientBuffer::take() {
   if (flat_.defined()) return;
-  flat_ = made();
-  clear_padding();
-}
-
-void GradientBuffer::clear_padding() {
+  const std::int64_t numel = unit_.layout().numel();
+  if (rows_.defined()) {
+    flat_ = rows_.select(0, shards_.rank());
+  } else {
+    flat_ = stays_ ? pool_.make(numel, dtype_, unit_.device())
+                   : pool_.take(numel, dtype_, unit_.device());
+  }
   std::int64_t end = 0;
   auto clear_up_to = [&](std::int64_t begin) {
     if (begin > end) flat_.narrow(0, end, begin - end).zero_();
@@ -107,52 +61,43 @@ void GradientBuffer::clear_padding() {
     clear_up_to(entry.offset);
     end = entry.offset + entry.numel;
   }
-  clear_up_to(flat_.numel());
+  clear_up_to(numel);
 }
 
-Work GradientBuffer::reduce(Op op, const CallOptions& call) { return reduce(flat_, op, call); }
+void GradientBuffer::give_back() {
+  if (!stays_ && flat_.defined()) pool_.give(std::exchange(flat_, at::Tensor()));
+}
 
-Work GradientBuffer::reduce(const at::Tensor& flat, Op op, const CallOptions& call) {
-  at::Tensor part = flat.narrow(0, unit_.range().begin, unit_.range().length());
-  return shards_.reduce_scatter(part, flat, op, call);
+Work GradientBuffer::reduce(Op op, const CallOptions& call) {
+  if (rows_.defined()) return {};
+  return shards_.reduce_scatter(own_part(), flat_, op, call);
 }
 
 namespace {
 
-// Averages in memory, in the dtype in which they are used.
-class PlainAverages : public Averages {
+// In the dtype in which the averages are used.
+class StoredAverages final : public Averages {
  public:
-  using Averages::Averages;
-
-  at::Tensor place(int i) override {
-    return storage_->place(unit_.dtype(), slice(i).offset, {slice(i).of_tensor.length()}, {1});
-  }
-  [[nodiscard]] bool hold(const at::Tensor& gradient) const override {
-    return storage_ && storage_->holds(gradient);
-  }
-
- protected:
-  void open(const at::Tensor& memory) {
-    storage_.emplace(static_cast<std::int64_t>(memory.nbytes()), memory.device(),
-                     std::weak_ptr<dispatch::StorageOwner>(), unit_.settings().key, "",
-                     dispatch::record_of(unit_.parts()));
-    storage_->attach(memory);
-  }
-  [[nodiscard]] bool is_open() const { return storage_.has_value(); }
-  void close() { storage_.reset(); }
-
- private:
-  std::optional<dispatch::LazyStorage> storage_;
-};
-
-class AveragesInBuffer final : public PlainAverages {
- public:
-  using PlainAverages::PlainAverages;
+  StoredAverages(const Unit& unit, const GradientBuffer& buffer, bool is_in_buffer)
+      : Averages(unit, buffer), is_in_buffer_(is_in_buffer) {}
 
   void begin() override {
-    if (!is_open()) open(buffer_.own_part());
+    if (storage_) return;
+    memory_ = is_in_buffer_ ? buffer_.own_part() : new_memory();
+    storage_.emplace(static_cast<std::int64_t>(memory_.nbytes()), memory_.device(),
+                     std::weak_ptr<dispatch::StorageOwner>(), unit_.settings().key, "",
+                     dispatch::record_of(unit_.parts()));
+    storage_->attach(memory_);
+  }
+  void end() override {
+    if (is_offloaded()) unit_.settings().offload->has_used(memory_);
+  }
+  at::Tensor place(int i) override {
+    if (!is_in_buffer_) part_of(memory_, i).copy_(part_of(buffer_.own_part(), i));
+    return storage_->place(unit_.dtype(), slice(i).offset, {slice(i).of_tensor.length()}, {1});
   }
   void leave_buffer() override {
+    if (!is_in_buffer_) return;
     for (const at::Tensor& slice : unit_.slices()) {
       at::Tensor& gradient = slice.mutable_grad();
       if (!hold(gradient)) continue;
@@ -160,70 +105,63 @@ class AveragesInBuffer final : public PlainAverages {
                                    gradient.storage_offset(), unit_.settings().key);
     }
   }
-};
-
-class AveragesBeside : public PlainAverages {
- public:
-  using PlainAverages::PlainAverages;
-
-  void begin() override {
-    if (memory_.defined()) return;
-    memory_ = made();
-    open(memory_);
-  }
-  at::Tensor place(int i) override {
-    part_of(memory_, i).copy_(part_of(buffer_.own_part(), i));
-    return PlainAverages::place(i);
-  }
   void drop() override {
+    if (is_in_buffer_ || is_offloaded()) return;
     memory_.reset();
-    close();
+    storage_.reset();
   }
   [[nodiscard]] std::int64_t bytes() const override {
-    return memory_.defined() ? static_cast<std::int64_t>(memory_.nbytes()) : 0;
+    if (is_in_buffer_ || is_offloaded() || !memory_.defined()) return 0;
+    return static_cast<std::int64_t>(memory_.nbytes());
+  }
+  [[nodiscard]] bool hold(const at::Tensor& gradient) const override {
+    return storage_ && storage_->holds(gradient);
   }
 
- protected:
-  [[nodiscard]] const at::Tensor& memory() const { return memory_; }
-
  private:
-  [[nodiscard]] virtual at::Tensor made() const {
+  [[nodiscard]] bool is_offloaded() const {
+    return !is_in_buffer_ && unit_.settings().offload != nullptr;
+  }
+  [[nodiscard]] at::Tensor new_memory() const {
+    if (is_offloaded())
+      return unit_.settings().offload->zeros(unit_.range().length(), unit_.dtype());
     return at::empty({unit_.range().length()}, unit_.slices().front().options());
   }
 
+  const bool is_in_buffer_;
   at::Tensor memory_;
+  std::optional<dispatch::LazyStorage> storage_;
 };
 
-class OffloadedAverages final : public AveragesBeside {
+class LazyAverages final : public Averages {
  public:
-  using AveragesBeside::AveragesBeside;
-
-  void end() override { unit_.settings().offload->has_used(memory()); }
-  void drop() override {}
-  [[nodiscard]] std::int64_t bytes() const override { return 0; }
-
- private:
-  [[nodiscard]] at::Tensor made() const override {
-    return unit_.settings().offload->zeros(unit_.range().length(), unit_.dtype());
-  }
-};
-
-class NarrowAverages final : public Averages {
- public:
-  using Averages::Averages;
+  // `deferred`: of reduce_in_step; null for averages in fewer bits than the parameters.
+  LazyAverages(const Unit& unit, const GradientBuffer& buffer,
+               std::shared_ptr<LazyGradients> deferred)
+      : Averages(unit, buffer), deferred_(std::move(deferred)) {}
 
   void begin() override {
-    at::Tensor row = buffer_.own_part();
-    if (!buffer_.stays()) {
-      if (!memory_.defined()) memory_ = at::empty_like(row);
-      row = memory_.copy_(row);
+    at::Tensor rows = buffer_.rows();
+    layout::Range range = unit_.range();
+    if (!deferred_) {
+      at::Tensor row = buffer_.own_part();
+      if (!buffer_.stays()) {
+        if (!memory_.defined()) memory_ = at::empty_like(row);
+        row = memory_.copy_(row);
+      }
+      rows = row.unsqueeze(0);
+      range = {0, row.numel()};
     }
-    latest_ = LazyGradient::make(row.unsqueeze(0), {0, row.numel()}, unit_.dtype(),
-                                 unit_.settings().key, unit_.parts());
+    latest_ = LazyGradient::make(std::move(rows), range, unit_.dtype(), unit_.settings().key,
+                                 unit_.parts());
+  }
+  void end() override {
+    if (deferred_) deferred_->add(std::exchange(latest_, nullptr));
   }
   at::Tensor place(int i) override {
     return latest_->slice(slice(i).offset, slice(i).of_tensor.length());
   }
+  at::Tensor values(int i) override { return deferred_ ? place(i) : Averages::values(i); }
   void leave_buffer() override {
     if (latest_) std::exchange(latest_, nullptr)->settle();
   }
@@ -236,29 +174,9 @@ class NarrowAverages final : public Averages {
   }
 
  private:
+  const std::shared_ptr<LazyGradients> deferred_;
   at::Tensor memory_;                     // undefined where the buffer stays
   std::shared_ptr<LazyGradient> latest_;  // null: none is used of memory that will be written
-};
-
-class AveragesOfRows final : public Averages {
- public:
-  AveragesOfRows(const Unit& unit, const GradientBuffer& buffer,
-                 std::shared_ptr<LazyGradients> deferred)
-      : Averages(unit, buffer), deferred_(std::move(deferred)) {}
-
-  void begin() override {
-    latest_ = LazyGradient::make(buffer_.rows(), unit_.range(), unit_.dtype(), unit_.settings().key,
-                                 unit_.parts());
-  }
-  void end() override { deferred_->add(std::exchange(latest_, nullptr)); }
-  at::Tensor place(int i) override {
-    return latest_->slice(slice(i).offset, slice(i).of_tensor.length());
-  }
-  at::Tensor values(int i) override { return place(i); }
-
- private:
-  std::shared_ptr<LazyGradients> deferred_;
-  std::shared_ptr<LazyGradient> latest_;  // between begin() and end()
 };
 
 }  // namespace
@@ -266,32 +184,20 @@ class AveragesOfRows final : public Averages {
 std::unique_ptr<Averages> Averages::make(const Unit& unit, const GradientBuffer& buffer,
                                          std::shared_ptr<LazyGradients> deferred) {
   c10::ScalarType own = unit.dtype();
-  bool is_offloaded = unit.settings().offload != nullptr;
   if (buffer.rows().defined())
-    return std::make_unique<AveragesOfRows>(unit, buffer, std::move(deferred));
-  if (buffer.stays() && buffer.dtype() == own && unit.device() == unit.shard_device())
-    return std::make_unique<AveragesInBuffer>(unit, buffer);
+    return std::make_unique<LazyAverages>(unit, buffer, std::move(deferred));
+  bool is_in_buffer =
+      buffer.stays() && buffer.dtype() == own && unit.device() == unit.shard_device();
   // Files need no memory, and their pages are requested by address.
-  if (!is_offloaded && unit.shard_device().is_cpu() &&
+  if (!is_in_buffer && unit.settings().offload == nullptr && unit.shard_device().is_cpu() &&
       c10::elementSize(buffer.dtype()) < c10::elementSize(own))
-    return std::make_unique<NarrowAverages>(unit, buffer);
-  if (is_offloaded) return std::make_unique<OffloadedAverages>(unit, buffer);
-  return std::make_unique<AveragesBeside>(unit, buffer);
+    return std::make_unique<LazyAverages>(unit, buffer, nullptr);
+  return std::make_unique<StoredAverages>(unit, buffer, is_in_buffer);
 }
 
 at::Tensor Averages::values(int i) {
   return part_of(buffer_.own_part(), i).to(unit_.shard_device(), unit_.dtype());
 }
-
-namespace {
-
-at::Tensor placed(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes,
-                  at::IntArrayRef strides) {
-  return at::empty({0}, flat.options())
-      .set_(flat.storage(), flat.storage_offset() + offset, sizes, strides);
-}
-
-}  // namespace
 
 UnitGradients::UnitGradients(const Unit& unit, Group& shards, Group& replicas,
                              std::shared_ptr<BufferPool> pool,
@@ -302,24 +208,24 @@ UnitGradients::UnitGradients(const Unit& unit, Group& shards, Group& replicas,
       pool_(std::move(pool)),
       tag_(formatted("gradients of unit {}", unit.name())),
       absent_(unit),
-      buffer_(GradientBuffer::make(unit, shards, *pool_)),
-      averages_(Averages::make(unit, *buffer_, std::move(deferred))) {}
+      buffer_(unit, shards, *pool_),
+      averages_(Averages::make(unit, buffer_, std::move(deferred))) {}
 
 at::Tensor UnitGradients::place(int i) const {
   const layout::FlatEntry& entry = unit_.layout().entry(i);
-  return placed(buffer_->flat(), entry.offset, entry.sizes, unit_.strides(i));
+  return parallel::place(buffer_.flat(), entry.offset, entry.sizes, unit_.strides(i));
 }
 
 bool UnitGradients::in_place(int i) const {
   const at::Tensor& gradient = unit_.parameters()[static_cast<std::size_t>(i)].tensor.grad();
-  return buffer_->flat().defined() && gradient.defined() && dispatch::has_memory(gradient) &&
-         gradient.is_alias_of(buffer_->flat());
+  return buffer_.flat().defined() && gradient.defined() && dispatch::has_memory(gradient) &&
+         gradient.is_alias_of(buffer_.flat());
 }
 
 void UnitGradients::begin() {
   if (std::exchange(filling_, true)) return;
   averages_->leave_buffer();
-  buffer_->take();
+  buffer_.take();
 }
 
 void UnitGradients::accept(int i) {
@@ -335,7 +241,7 @@ void UnitGradients::skip(int i) {
 }
 
 void UnitGradients::keep(int i) {
-  if (!keeps_buffer() || buffer_->dtype() != unit_.compute_dtype()) return;
+  if (!keeps_buffer() || buffer_.dtype() != unit_.compute_dtype()) return;
   begin();
   if (in_place(i)) return;
   at::Tensor& gradient = unit_.parameters()[static_cast<std::size_t>(i)].tensor.mutable_grad();
@@ -346,7 +252,7 @@ void UnitGradients::keep(int i) {
 
 void UnitGradients::post() {
   begin();
-  work_ = buffer_->reduce(op(), call());
+  work_ = buffer_.reduce(op(), call());
 }
 
 void UnitGradients::wait() {
@@ -357,12 +263,12 @@ void UnitGradients::wait() {
 void UnitGradients::forward() {
   if (replicas_.size() == 1) return;
   wait();
-  work_ = replicas_.all_reduce(buffer_->own_part(), Op::sum, call());
+  work_ = replicas_.all_reduce(buffer_.own_part(), Op::sum, call());
 }
 
 void UnitGradients::finish() {
   wait();
-  if (replicas_.size() > 1) buffer_->own_part().div_(shards_.size() * replicas_.size());
+  if (replicas_.size() > 1) buffer_.own_part().div_(shards_.size() * replicas_.size());
 }
 
 void UnitGradients::publish(const std::vector<bool>& unused) {
@@ -371,12 +277,12 @@ void UnitGradients::publish(const std::vector<bool>& unused) {
   averages_->begin();
   for (int i = 0; i < static_cast<int>(unit_.slices().size()); ++i) {
     const at::Tensor& slice = unit_.slices()[static_cast<std::size_t>(i)];
-    if (!has_gradient(slice)) slice.mutable_grad().reset();
+    if (!dispatch::has_gradient(slice)) slice.mutable_grad().reset();
     if (unused.empty() || !unused[static_cast<std::size_t>(i)]) publish_slice(i);
   }
   averages_->end();
   filling_ = false;
-  buffer_->give_back();
+  buffer_.give_back();
 }
 
 void UnitGradients::publish_slice(int i) {
@@ -392,7 +298,7 @@ void UnitGradients::publish_slice(int i) {
 void UnitGradients::clear(bool set_to_none) {
   at::NoGradGuard no_grad;
   auto zero = [](const at::Tensor& tensor) {
-    if (has_gradient(tensor)) tensor.mutable_grad() = tensor.grad().detach().zero_();
+    if (dispatch::has_gradient(tensor)) tensor.mutable_grad() = tensor.grad().detach().zero_();
   };
   for (int i = 0; i < static_cast<int>(unit_.slices().size()); ++i) {
     const at::Tensor& slice = unit_.slices()[static_cast<std::size_t>(i)];
@@ -419,7 +325,7 @@ void UnitGradients::end_keeping() {
 }
 
 std::int64_t UnitGradients::kept_bytes() const {
-  const at::Tensor& flat = buffer_->flat();
+  const at::Tensor& flat = buffer_.flat();
   std::int64_t bytes = averages_->bytes();
   if (keeps_buffer() && flat.defined()) bytes += static_cast<std::int64_t>(flat.nbytes());
   auto add_strange = [&](const at::Tensor& gradient) {
@@ -435,7 +341,7 @@ std::int64_t UnitGradients::kept_bytes() const {
 void UnitGradients::discard() {
   std::exchange(work_, Work()).wait();
   filling_ = false;
-  buffer_->give_back();
+  buffer_.give_back();
 }
 
 }  // namespace lockstep::sharded

@@ -26,19 +26,15 @@
 
 namespace lockstep::sharded {
 
-// GradientBuffer: the flat storage of all gradients of one unit until they are averaged:
-//
-//   PooledBuffer       a buffer of the pool, from the first gradient to publish(): levels gradients
-//                      and full
-//   PersistentBuffer   a permanent buffer: level optimizer
-//   RowBuffer          this rank's row in memory of all ranks: reduce_in_step
+// GradientBuffer: the flat storage of all gradients of one unit until they are averaged. Levels
+// gradients and full: a buffer of the pool, from the first gradient to publish(). Level optimizer:
+// a permanent buffer. reduce_in_step: this rank's row in memory of all ranks.
 //
 // Not thread-safe: BackwardStep holds its mutex.
 class GradientBuffer {
  public:
   // The unit, the pool and the group must outlive it. Collective only with reduce_in_step.
-  static std::unique_ptr<GradientBuffer> make(const Unit& unit, Group& shards, BufferPool& pool);
-  virtual ~GradientBuffer() = default;
+  GradientBuffer(const Unit& unit, Group& shards, BufferPool& pool);
 
   // The buffer, in the dtype of the sum over ranks. Undefined while it is not allocated.
   [[nodiscard]] const at::Tensor& flat() const { return flat_; }
@@ -46,46 +42,35 @@ class GradientBuffer {
   // Returns this rank's range of the buffer.
   [[nodiscard]] at::Tensor own_part() const;
   // Returns all ranks' buffers, one per row; undefined if they are not in this rank's memory.
-  [[nodiscard]] virtual at::Tensor rows() const { return {}; }
+  [[nodiscard]] const at::Tensor& rows() const { return rows_; }
 
   // Returns true if the buffer is kept between steps.
-  [[nodiscard]] virtual bool stays() const = 0;
+  [[nodiscard]] bool stays() const { return stays_; }
   // Allocates the buffer. Padding between gradients is zero.
   void take();
-  // Releases the buffer.
-  virtual void give_back() {}
+  // Releases the buffer, unless it stays.
+  void give_back();
 
-  // Posts the sum, or average, over the ranks; the result is in own_part(), unless there are
-  // rows().
-  [[nodiscard]] virtual Work reduce(Op op, const CallOptions& call);
-  // Reduces any memory of the same size as flat().
-  [[nodiscard]] Work reduce(const at::Tensor& flat, Op op, const CallOptions& call);
-
- protected:
-  GradientBuffer(const Unit& unit, Group& shards);
-  [[nodiscard]] const Unit& unit() const { return unit_; }
-  [[nodiscard]] Group& shards() const { return shards_; }
-  void clear_padding();
-
-  at::Tensor flat_;
+  // Posts the sum, or average, over the ranks; the result is in own_part(). Does nothing if there
+  // are rows(), which are summed where an average is used.
+  [[nodiscard]] Work reduce(Op op, const CallOptions& call);
 
  private:
-  [[nodiscard]] virtual at::Tensor made() = 0;
-
   const Unit& unit_;
   Group& shards_;
+  BufferPool& pool_;
   c10::ScalarType dtype_;
+  bool stays_;
+  at::Tensor rows_, flat_;
 };
 
 // Averages: the storage of the averaged gradients in this rank's range, as .grad of the slices:
 //
-//   AveragesInBuffer    where the sum over ranks left them: level optimizer
-//   AveragesBeside      in memory beside the shard: levels gradients and full
-//   OffloadedAverages   as AveragesBeside, in the memory of the Offload
-//   NarrowAverages      in fewer bits than the parameters, widened on use
-//   AveragesOfRows      not stored: computed on use (reduce_in_step)
-//
-// The last two are LazyGradients: lockstep::optim reads a few elements at a time.
+//   StoredAverages   level optimizer: where the sum over ranks left them; levels gradients and
+//                    full: in memory beside the shard, or of the Offload
+//   LazyAverages     computed on use by LazyGradients, of which lockstep::optim reads a few
+//                    elements at a time: averages in fewer bits than the parameters, and those of
+//                    reduce_in_step
 //
 // Not thread-safe: BackwardStep holds its mutex.
 class Averages {
@@ -139,7 +124,7 @@ class UnitGradients {
   // Parameter i has no gradient: fills its place with zeros.
   void skip(int i);
   // Returns true if gradients keep their places between steps.
-  [[nodiscard]] bool keeps_buffer() const { return buffer_->stays(); }
+  [[nodiscard]] bool keeps_buffer() const { return buffer_.stays(); }
   // Keeps a .grad that must not be reduced yet. If the buffer stays between steps, .grad becomes
   // its place in the buffer, so that there is no second copy of the gradients.
   void keep(int i);
@@ -168,7 +153,7 @@ class UnitGradients {
   void publish_slice(int i);
   [[nodiscard]] Op op() const { return replicas_.size() == 1 ? Op::average : Op::sum; }
   [[nodiscard]] CallOptions call() const {
-    return {.tag = tag_, .timeout = unit_.settings().timeout};
+    return {.tag = tag_, .timeout = unit_.settings().options.timeout};
   }
   [[nodiscard]] at::Tensor place(int i) const;
   [[nodiscard]] bool in_place(int i) const;
@@ -182,7 +167,7 @@ class UnitGradients {
   std::shared_ptr<BufferPool> pool_;
   std::string tag_;
   AbsentGradients absent_;
-  std::unique_ptr<GradientBuffer> buffer_;
+  GradientBuffer buffer_;
   std::unique_ptr<Averages> averages_;
   bool filling_ = false;  // the buffer holds gradients that were not published
   Work work_;

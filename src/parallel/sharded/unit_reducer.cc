@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/format.h"
+#include "dispatch/lazy_storage.h"
 #include "parallel/write_watch.h"
 
 #include <lockstep/base/error.h>
@@ -118,7 +119,7 @@ void UnitReducer::end_backward(bool reduces) {
 bool UnitReducer::contribute_absent(int i) {
   const auto& [u, number] = place(i);
   --awaited_[static_cast<std::size_t>(u)];
-  bool is_there = has_gradient(parameter(i));
+  bool is_there = dispatch::has_gradient(parameter(i));
   if (is_there) {
     gradients(u).accept(number);
   } else {
@@ -220,7 +221,7 @@ void UnitReducer::clear_gradients(bool set_to_none) {
 
 bool UnitReducer::has_gradients() const {
   return std::ranges::any_of(unsharder_.units(), [](const auto& unit) {
-    return std::ranges::any_of(unit->slices(), has_gradient);
+    return std::ranges::any_of(unit->slices(), dispatch::has_gradient);
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include "comm/backend/accelerator.h"
 #include "parallel/bucket.h"
+#include "parallel/sharded/unit.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
@@ -139,44 +140,16 @@ void Offload::has_used(const at::Tensor& tensor) noexcept {
 
 namespace {
 
-class PooledStorage final : public UnitStorage {
- public:
-  explicit PooledStorage(StorageNeed wanted) : UnitStorage(std::move(wanted)) { make_shard(); }
-
-  at::Tensor take_whole() override {
-    if (!whole_.defined())
-      whole_ = need().pool->take(need().numel, need().compute_dtype, need().device);
-    return whole_;
-  }
-  void release() override { need().pool->give(std::exchange(whole_, at::Tensor())); }
-  [[nodiscard]] std::int64_t whole_bytes() const override { return 0; }
-};
-
-class PersistentStorage final : public UnitStorage {
- public:
-  explicit PersistentStorage(StorageNeed wanted) : UnitStorage(std::move(wanted)) {
-    whole_ = need().pool->make(need().numel, need().compute_dtype, need().device);
-    make_shard();
-  }
-
-  [[nodiscard]] std::int64_t whole_bytes() const override {
-    return static_cast<std::int64_t>(whole_.nbytes());
-  }
-};
-
 // Only the owner of a range writes it, and only while no rank reads it; Unsharder guarantees this
 // order. A rank that writes the whole writes to a private copy.
 class SharedStorage final : public UnitStorage {
  public:
-  explicit SharedStorage(StorageNeed wanted) : UnitStorage(std::move(wanted)) {
-    c10::InferenceMode off(false);
-    whole_ = need().group.empty_node_shared({need().numel}, need().compute_dtype);
-    make_shard();
-  }
+  SharedStorage(const Unit& unit, std::shared_ptr<BufferPool> pool, at::Tensor whole)
+      : UnitStorage(unit, std::move(pool), std::move(whole)) {}
 
   [[nodiscard]] bool is_read_by_peers() const override { return true; }
   [[nodiscard]] const at::Tensor& used_whole() const override {
-    return copy_.defined() ? copy_ : whole_;
+    return copy_.defined() ? copy_ : UnitStorage::used_whole();
   }
 
   // A cast of the shard is published once.
@@ -185,16 +158,16 @@ class SharedStorage final : public UnitStorage {
     return UnitStorage::input(version);
   }
   void release() override {
-    if (copy_.defined()) need().pool->give(std::exchange(copy_, at::Tensor()));
+    if (copy_.defined()) pool_->give(std::exchange(copy_, at::Tensor()));
   }
 
   at::Tensor take_copy() override {
     if (copy_.defined()) return {};
-    return copy_ = need().pool->take(need().numel, need().compute_dtype, need().device);
+    return copy_ = take_buffer();
   }
   void write_back() override {
     if (copy_.defined())
-      own_part().copy_(copy_.narrow(0, need().range.begin, need().range.length()));
+      own_part().copy_(copy_.narrow(0, unit_.range().begin, unit_.range().length()));
     UnitStorage::write_back();
   }
   void shard_written() override { published_version_ = -1; }
@@ -210,23 +183,65 @@ class SharedStorage final : public UnitStorage {
 
 }  // namespace
 
-std::unique_ptr<UnitStorage> UnitStorage::make(ShardLevel level, ShardStorage storage,
-                                               StorageNeed need) {
-  if (storage == ShardStorage::node_shared) return std::make_unique<SharedStorage>(std::move(need));
-  if (level == ShardLevel::full) return std::make_unique<PooledStorage>(std::move(need));
-  return std::make_unique<PersistentStorage>(std::move(need));
+std::unique_ptr<UnitStorage> UnitStorage::make(const Unit& unit, Group& group,
+                                               std::shared_ptr<BufferPool> pool) {
+  const ShardOptions& options = unit.settings().options;
+  const std::int64_t numel = unit.layout().numel();
+  at::Tensor whole;
+  if (options.storage == ShardStorage::node_shared) {
+    c10::InferenceMode off(false);
+    whole = group.empty_node_shared({numel}, unit.compute_dtype());
+    return std::make_unique<SharedStorage>(unit, std::move(pool), std::move(whole));
+  }
+  if (options.level != ShardLevel::full)
+    whole = pool->make(numel, unit.compute_dtype(), unit.device());
+  return std::unique_ptr<UnitStorage>(new UnitStorage(unit, std::move(pool), std::move(whole)));
 }
 
-void UnitStorage::make_shard() {
-  in_place_ = whole_.defined() && !is_converted();
-  std::int64_t length = need_.range.length();
+UnitStorage::UnitStorage(const Unit& unit, std::shared_ptr<BufferPool> pool,
+                         at::Tensor permanent_whole)
+    : unit_(unit),
+      pool_(std::move(pool)),
+      stays_(permanent_whole.defined()),
+      whole_(std::move(permanent_whole)),
+      in_place_(stays_ && !is_converted()) {
+  const std::int64_t length = unit.range().length();
   if (in_place_) {
     shard_ = own_part();
-  } else if (need_.offload) {
-    shard_ = need_.offload->zeros(length, need_.dtype);
+  } else if (const auto& offload = unit.settings().offload) {
+    shard_ = offload->zeros(length, unit.dtype());
   } else {
-    shard_ = need_.pool->make(length, need_.dtype, need_.device);
+    shard_ = pool_->make(length, unit.dtype(), unit.device());
   }
+}
+
+c10::Device UnitStorage::shard_device() const {
+  return unit_.settings().offload ? c10::Device(at::kCPU) : unit_.device();
+}
+
+bool UnitStorage::is_converted() const {
+  return unit_.compute_dtype() != unit_.dtype() || unit_.device() != shard_device();
+}
+
+at::Tensor UnitStorage::own_part() const {
+  return whole_.narrow(0, unit_.range().begin, unit_.range().length());
+}
+
+at::Tensor UnitStorage::take_buffer() {
+  return pool_->take(unit_.layout().numel(), unit_.compute_dtype(), unit_.device());
+}
+
+at::Tensor UnitStorage::take_whole() {
+  if (!whole_.defined()) whole_ = take_buffer();
+  return whole_;
+}
+
+void UnitStorage::release() {
+  if (!stays_) pool_->give(std::exchange(whole_, at::Tensor()));
+}
+
+std::int64_t UnitStorage::whole_bytes() const {
+  return stays_ ? static_cast<std::int64_t>(whole_.nbytes()) : 0;
 }
 
 at::Tensor UnitStorage::input(std::int64_t /*version*/) {
@@ -245,21 +260,21 @@ void UnitStorage::write_back() {
   now = now.to(shard_device());
   // Unwritten elements keep their value in the shard's dtype, which has more digits than the dtype
   // of the computation.
-  at::Tensor written = now.ne(shard_.to(need_.compute_dtype));
-  shard_.copy_(at::where(written, now.to(need_.dtype), shard_));
+  at::Tensor written = now.ne(shard_.to(unit_.compute_dtype()));
+  shard_.copy_(at::where(written, now.to(unit_.dtype()), shard_));
   leave();
 }
 
 void UnitStorage::fetch_ahead() const {
-  if (need_.offload) need_.offload->will_use(shard_);
+  if (const auto& offload = unit_.settings().offload) offload->will_use(shard_);
 }
 
 void UnitStorage::leave() const {
-  if (need_.offload) need_.offload->has_used(shard_);
+  if (const auto& offload = unit_.settings().offload) offload->has_used(shard_);
 }
 
 std::int64_t UnitStorage::shard_bytes() const {
-  return in_place_ || need_.offload ? 0 : static_cast<std::int64_t>(shard_.nbytes());
+  return in_place_ || unit_.settings().offload ? 0 : static_cast<std::int64_t>(shard_.nbytes());
 }
 
 }  // namespace lockstep::sharded

@@ -2,9 +2,9 @@
 // present; the whole, in the dtype and on the device of the computation, is present while
 // operations use it:
 //
-//   PooledStorage       the whole is a buffer of the pool, while unsharded: level full
-//   PersistentStorage   the whole stays: levels optimizer and gradients
-//   SharedStorage       the whole stays, and is one mapping of all ranks: node_shared
+//   level full                        the whole is a buffer of the pool, while unsharded
+//   levels optimizer and gradients    the whole stays
+//   node_shared (SharedStorage)       the whole stays, and is one mapping of all ranks
 //
 // If the whole stays and neither dtype nor device differ, the shard is this rank's range of it, and
 // gathering is in place. Otherwise the shard has separate memory: of the same kind as the whole's,
@@ -109,33 +109,20 @@ class Offload final : public optim::StateMemory, public std::enable_shared_from_
       LOCKSTEP_GUARDED_BY(mutex_);  // by address of the mapping
 };
 
-// The description of a storage and its surroundings.
-struct StorageNeed {
-  std::int64_t numel = 0;  // of the whole
-  layout::Range range;     // the shard's range in it
-  c10::ScalarType dtype = c10::ScalarType::Float;
-  c10::ScalarType compute_dtype = c10::ScalarType::Float;
-  c10::Device device = c10::Device(c10::kCPU);  // of the computation
-  Group& group;
-  std::shared_ptr<BufferPool> pool;
-  std::shared_ptr<Offload> offload;  // null: shards are on the parameters' device
-};
+class Unit;
 
 class UnitStorage {
  public:
-  // Collective only with node-shared storage.
-  static std::unique_ptr<UnitStorage> make(ShardLevel level, ShardStorage storage,
-                                           StorageNeed need);
+  // Collective only with node-shared storage. The unit, which owns the storage, must have its
+  // layout, range, dtypes and settings.
+  static std::unique_ptr<UnitStorage> make(const Unit& unit, Group& group,
+                                           std::shared_ptr<BufferPool> pool);
   virtual ~UnitStorage() = default;
 
   [[nodiscard]] const at::Tensor& shard() const { return shard_; }
-  [[nodiscard]] c10::Device shard_device() const {
-    return need_.offload ? c10::Device(at::kCPU) : need_.device;
-  }
+  [[nodiscard]] c10::Device shard_device() const;
   // Returns this rank's range of the whole, which must be present.
-  [[nodiscard]] at::Tensor own_part() const {
-    return whole_.narrow(0, need_.range.begin, need_.range.length());
-  }
+  [[nodiscard]] at::Tensor own_part() const;
   // Returns the whole, or this rank's copy of it, for operations.
   [[nodiscard]] virtual const at::Tensor& used_whole() const { return whole_; }
   // Returns true if peers read this rank's range of the whole directly.
@@ -143,10 +130,10 @@ class UnitStorage {
 
   // Memory for a gather: take_whole() makes the whole present, input() returns this rank's
   // contribution. `version`: of the shard.
-  [[nodiscard]] virtual at::Tensor take_whole() { return whole_; }
+  [[nodiscard]] at::Tensor take_whole();
   [[nodiscard]] virtual at::Tensor input(std::int64_t version);
   // Releases gathered values.
-  virtual void release() {}
+  virtual void release();
 
   // If a present whole is about to be written and peers read it, returns the memory for a private
   // copy of this rank, until release(). Undefined if the whole may be written, or is a copy
@@ -164,25 +151,25 @@ class UnitStorage {
   // shard_bytes() counts the shard, unless it is a range of a permanent whole; whole_bytes() counts
   // that whole.
   [[nodiscard]] std::int64_t shard_bytes() const;
-  [[nodiscard]] virtual std::int64_t whole_bytes() const = 0;
+  [[nodiscard]] virtual std::int64_t whole_bytes() const;
 
  protected:
-  explicit UnitStorage(StorageNeed need) : need_(std::move(need)) {}
+  // `permanent_whole`: undefined if the whole is a buffer of the pool, while unsharded.
+  UnitStorage(const Unit& unit, std::shared_ptr<BufferPool> pool, at::Tensor permanent_whole);
 
-  [[nodiscard]] const StorageNeed& need() const { return need_; }
-  // Call after making the permanent whole, if there is one.
-  void make_shard();
+  // Returns a buffer of the pool for a whole.
+  [[nodiscard]] at::Tensor take_buffer();
 
-  at::Tensor whole_;  // undefined while not present
+  const Unit& unit_;
+  const std::shared_ptr<BufferPool> pool_;
 
  private:
   // Returns true if the gathered values differ from the shard's in dtype or device.
-  [[nodiscard]] bool is_converted() const {
-    return need_.compute_dtype != need_.dtype || need_.device != shard_device();
-  }
+  [[nodiscard]] bool is_converted() const;
 
-  StorageNeed need_;
-  bool in_place_ = false;
+  const bool stays_;  // the whole
+  at::Tensor whole_;  // undefined while not present
+  const bool in_place_;
   at::Tensor shard_;
 };
 

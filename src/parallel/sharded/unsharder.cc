@@ -61,7 +61,7 @@ Unit& Unsharder::add(std::string name, std::vector<NamedParameter> parameters,
   auto whole = std::make_shared<Owner>(*this, static_cast<int>(number));
   auto slices = std::make_shared<SliceOwner>(*this, number);
   units_.push_back(std::make_unique<Unit>(std::move(name), std::move(parameters), gather_,
-                                          std::move(pool), UnitOwners{whole, slices}, settings));
+                                          std::move(pool), whole, slices, settings));
   owners_.push_back(std::move(whole));
   owners_.push_back(std::move(slices));
   Lock lock(mutex_);
@@ -227,7 +227,7 @@ void Unsharder::post_unshard(std::size_t number, std::string_view tag) {
 bool Unsharder::stays(const Unit& unit, bool in_backward) const {
   if (held_ > 0 || unit.pins > 0) return true;
   if (level_ != ShardLevel::full) return true;
-  return !unit.settings().reshard_after_forward && (!in_backward || unit.trains());
+  return !unit.settings().options.reshard_after_forward && (!in_backward || unit.trains());
 }
 
 void Unsharder::leave_others(int unit) {

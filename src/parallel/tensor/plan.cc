@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/counted.h"
 #include "base/text.h"
+#include "module/tensors.h"
 #include "parallel/tensor/tensor_state.h"
 
 #include <lockstep/layout/name_pattern.h>
@@ -20,15 +21,9 @@ std::string_view parent_of(std::string_view name) {
   return dot == std::string_view::npos ? std::string_view() : name.substr(0, dot);
 }
 
-std::vector<std::string> names_of(const NamedParameter& parameter) {
-  std::vector<std::string> names = {parameter.name};
-  names.insert(names.end(), parameter.aliases.begin(), parameter.aliases.end());
-  return names;
-}
-
 // Returns true if the pattern matches a parameter, or the module that it is registered in.
 bool names_it(const std::string& pattern, const NamedParameter& parameter) {
-  return std::ranges::any_of(names_of(parameter), [&](const std::string& name) {
+  return std::ranges::any_of(modules::names_of(parameter), [&](const std::string& name) {
     const std::string_view parent = parent_of(name);
     return layout::names_path(pattern, name) ||
            (!parent.empty() && layout::names_path(pattern, parent));
@@ -40,7 +35,7 @@ bool names_it(const std::string& pattern, const NamedParameter& parameter) {
   constexpr std::size_t most = 12;
   std::set<std::string> paths;
   for (const PlannedParameter& one : parameters)
-    for (const std::string& name : names_of(one.parameter)) {
+    for (const std::string& name : modules::names_of(one.parameter)) {
       paths.insert(name);
       if (!parent_of(name).empty()) paths.emplace(parent_of(name));
     }

@@ -9,6 +9,7 @@
 #include "global/global_tensor.h"
 #include "global/mesh_context.h"
 #include "global/spec.h"
+#include "module/tensors.h"
 #include "parallel/backward_hooks.h"
 
 #include <lockstep/dispatch/deferred_init.h>
@@ -19,12 +20,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
+#include <c10/util/strides.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <array>
 #include <limits>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -240,8 +241,6 @@ void share_version(const TensorParallelParameter& sharded, const std::vector<at:
 
 }  // namespace
 
-Group ranks_of_parts(const Mesh& mesh) { return mesh["tp"]; }
-
 Placements placements_on(const Mesh& mesh, Placement placement) {
   Placements all;
   for (const MeshAxis& axis : mesh.axes())
@@ -259,7 +258,7 @@ at::Tensor TensorParallelParameter::values(std::size_t i) const {
 TensorParallelParameter shard_parameter(const Part& whole, Placement placement, const Mesh& mesh,
                                         const std::shared_ptr<ShardGroup>& ranks) {
   at::NoGradGuard no_grad;
-  const Group group = ranks_of_parts(mesh);
+  const Group group = mesh["tp"];
   const CallOptions call{.tag = whole.name};
   TensorParallelParameter sharded{.tensor = whole.tensor, .placement = placement};
   for (layout::TensorSlice& slice :
@@ -314,10 +313,10 @@ bool HeldByLeaves::end(TensorParallelParameter& sharded) const {
 void attach(TensorParallelParameter& sharded, const Mesh& mesh,
             const std::vector<at::Tensor>& divided) {
   at::NoGradGuard no_grad;
-  const global::SpecPtr spec = global::MeshContext::of(mesh).spec(
-      list_of(placements_on(mesh, sharded.placement)), sharded.sizes(),
-      global::row_major_strides(sharded.sizes()), sharded.local.scalar_type(),
-      sharded.local.device());
+  const global::SpecPtr spec =
+      global::MeshContext::of(mesh).spec(list_of(placements_on(mesh, sharded.placement)),
+                                         sharded.sizes(), c10::contiguous_strides(sharded.sizes()),
+                                         sharded.local.scalar_type(), sharded.local.device());
   sharded.tensor.set_data(global::wrap(sharded.local, spec, mesh));
   share_version(sharded, divided);
 }
@@ -340,40 +339,6 @@ void disconnect(TensorParallelParameter& sharded) {
   sharded.tensor.set_requires_grad(true);
 }
 
-namespace {
-
-class Tree {
- public:
-  [[nodiscard]] const std::shared_ptr<torch::nn::Module>& root() { return at(""); }
-
-  void add(const std::string& name, const at::Tensor& tensor, bool is_buffer) {
-    const std::size_t dot = name.rfind('.');
-    torch::nn::Module& parent = *at(dot == std::string::npos ? "" : name.substr(0, dot));
-    const std::string own = dot == std::string::npos ? name : name.substr(dot + 1);
-    if (is_buffer) {
-      parent.register_buffer(own, tensor);
-    } else {
-      parent.register_parameter(own, tensor, tensor.requires_grad());
-    }
-  }
-
- private:
-  const std::shared_ptr<torch::nn::Module>& at(const std::string& path) {
-    auto& module = modules_[path];
-    if (module) return module;
-    module = std::make_shared<torch::nn::Module>("parts");
-    if (path.empty()) return module;
-    const std::size_t dot = path.rfind('.');
-    const std::string parent = dot == std::string::npos ? "" : path.substr(0, dot);
-    const std::string own = dot == std::string::npos ? path : path.substr(dot + 1);
-    return at(parent)->register_module(own, module), module;
-  }
-
-  std::map<std::string, std::shared_ptr<torch::nn::Module>> modules_;
-};
-
-}  // namespace
-
 std::string name_of_leaf(const std::string& name, std::size_t leaf) {
   return leaf == 0 ? name : formatted("{}#{}", name, leaf);
 }
@@ -385,14 +350,15 @@ std::vector<std::string> names_of_leaf(const Part& part, std::size_t leaf) {
 }
 
 std::shared_ptr<torch::nn::Module> module_of_shards(const std::vector<Part>& all) {
-  Tree tree;
+  auto module = std::make_shared<torch::nn::Module>("parts");
   std::size_t leaf = 0;
   for (std::size_t i = 0; i < all.size(); ++i) {
     leaf = i > 0 && all[i].name == all[i - 1].name ? leaf + 1 : 0;
     for (const std::string& name : names_of_leaf(all[i], leaf))
-      tree.add(name, all[i].tensor, all[i].kind == PartKind::buffer);
+      all[i].kind == PartKind::buffer ? modules::add_buffer(*module, name, all[i].tensor)
+                                      : modules::add_parameter(*module, name, all[i].tensor);
   }
-  return tree.root();
+  return module;
 }
 
 namespace {

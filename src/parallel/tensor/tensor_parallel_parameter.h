@@ -90,15 +90,12 @@ struct TensorParallelParameter {
   [[nodiscard]] at::Tensor values(std::size_t i) const;
 };
 
-// Returns the ranks that parameters are sharded over: those of the axis `tp`, or only this rank if
-// the mesh has no such axis.
-[[nodiscard]] Group ranks_of_parts(const Mesh& mesh);
 // Returns placements along the axes of a mesh: parameters are replicated along every axis except
 // `tp`.
 [[nodiscard]] Placements placements_on(const Mesh& mesh, Placement placement);
 
 // Collective, and blocks: local gets this rank's part of rank 0's values. `whole.tensor` has no
-// memory from then on until attach(). `ranks`: those of ranks_of_parts().
+// memory from then on until attach(). `ranks`: those of the axis `tp`.
 [[nodiscard]] TensorParallelParameter shard_parameter(const Part& whole, Placement placement,
                                                       const Mesh& mesh,
                                                       const std::shared_ptr<ShardGroup>& ranks);

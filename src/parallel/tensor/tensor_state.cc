@@ -7,7 +7,6 @@
 #include "global/mesh_context.h"
 #include "module/checks.h"
 #include "module/tensors.h"
-#include "parallel/state_dict.h"
 #include "parallel/tensor/tensor_parallel_parameter.h"
 
 #include <lockstep/global/tensor.h>
@@ -48,9 +47,8 @@ TensorParallelState::TensorParallelState(std::shared_ptr<torch::nn::Module> modu
                                          const Mesh& tensors, const TensorCut& how, const Mesh& all)
     : CompositeState(all.group(), all),
       module_(std::move(module)),
-      kept_group_(std::make_shared<Group>(tensor_parallel::ranks_of_parts(tensors))),
+      kept_group_(std::make_shared<Group>(tensors["tp"])),
       tensors_(tensors) {
-  check(module_ != nullptr, "parallelize: the module must not be null");
   part_all(how);
   hold_parts();
   aborts(group_);
@@ -75,21 +73,6 @@ TensorParallelState::~TensorParallelState() {
 
 void TensorParallelState::part_all(const TensorCut& how) {
   const modules::ModuleTensors tensors = modules::tensors_of(*module_);
-  for (const auto& [name, tensor, aliases] : tensors.parameters)
-    check(!is_global(tensor), "parallelize: {}: expected a plain tensor, found a global one", name);
-  std::vector<std::string> lines = modules::lines_of(tensors);
-  for (std::string& line : modules::lines_of_held(tensors)) lines.push_back(std::move(line));
-  for (const auto& [pattern, style] : how.plan)
-    lines.push_back(formatted("plan {}: {}", pattern, describe(style)));
-  lines.push_back(how.sequence_parallel
-                      ? formatted("sequence_parallel: in dim {}", how.sequence_dim)
-                      : "sequence_parallel: no");
-  modules::check_same_lines(tensors_.group(), lines, {.tag = "parallelize"});
-  check(!how.sequence_parallel || (how.sequence_dim >= 0 && how.sequence_dim <= 1),
-        "parallelize: expected sequence_dim 0 or 1, found {}", how.sequence_dim);
-  modules::check_ordinary(tensors, "parallelize");
-  parallel::check_not_sharded(tensors.parameters, "parallelize");
-  modules::check_alone(tensors, "parallelize");
   const std::vector<PlannedParameter> planned =
       tensor_parallel::planned(how.plan, *module_, group_.size());
   set_hints(how, planned);
@@ -149,10 +132,8 @@ void TensorParallelState::train(Handle of_parts) {
         "module in .units",
         apart);
   if (handle_.is_attached()) {
-    for (const Part& part : handle_.named_parameters())
-      check(number_.contains(part.name),
-            "parallelize: expected a handle for the module of parts, found one with {}", part.name);
     add_child(handle_);
+    adopt(of(handle_));
     for (TensorParallelParameter& one : sharded_) one.context_ranks = context_ranks_of(tensors_);
   }
   attach_all();

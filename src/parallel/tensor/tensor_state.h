@@ -102,8 +102,8 @@ struct TensorCut {
 
 class TensorParallelState final : public parallel::CompositeState {
  public:
-  // Collective over `tensors`, a mesh of the axes `tp` and `cp`. Checks the module, then shards its
-  // parameters. The module's parameters have no values until train(). `all`: the axes of `tensors`
+  // Collective over `tensors`, a mesh of the axes `tp` and `cp`. Shards the parameters of a module
+  // that parallelize() has checked; they have no values until train(). `all`: the axes of `tensors`
   // and of train()'s handle, returned by mesh() and group().
   TensorParallelState(std::shared_ptr<torch::nn::Module> module, const Mesh& tensors,
                       const TensorCut& how, const Mesh& all);

@@ -1,7 +1,6 @@
 #include "train/tasks/images.h"
 
 #include "base/check.h"
-#include "train/tasks/tensor_checks.h"
 
 #include <lockstep/data/images.h>
 #include <lockstep/models/conv_net.h>
@@ -13,7 +12,6 @@ namespace lockstep::train {
 namespace {
 
 constexpr std::int64_t classes = 10;
-constexpr std::int64_t stages = 8;  // ratio of channels in the last stage to those in the first one
 constexpr double usual_width = 64;
 constexpr double usual_parameters = 11.17e6;
 constexpr double usual_activations = 1.2e6;  // values per image that backward() needs
@@ -152,11 +150,6 @@ ImagesTask::Network CifarTask::make_network() const {
 at::Tensor CifarTask::loss_of(const at::Tensor& scores, const at::Tensor& target,
                               std::int64_t reduction) const {
   return at::cross_entropy_loss(scores, target, {}, reduction);
-}
-
-void CifarTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
-  check_entry("width", stages * width_, size_in(tensors, "fc.weight", 1));
-  check_elements(tensors, parameters());
 }
 
 Batch CifarTask::batch(std::int64_t step) {

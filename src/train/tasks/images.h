@@ -75,7 +75,6 @@ class CifarTask : public ImagesTask {
   [[nodiscard]] ParallelPlan parallel_plan() const override {
     return {.blocks = {"layer1.*", "layer2.*", "layer3.*", "layer4.*"}};
   }
-  void check_tensors(const checkpoint::NamedTensors& tensors) const override;
 
   // With --augment, each image is shifted by up to 4 pixels in both directions and may be mirrored.
   // The random numbers come from a generator per step, so they are equal for any number of ranks.

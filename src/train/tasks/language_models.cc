@@ -1,7 +1,6 @@
 #include "train/tasks/language_models.h"
 
 #include "base/check.h"
-#include "train/tasks/tensor_checks.h"
 
 #include <lockstep/parallel/model_plans.h>
 
@@ -35,15 +34,6 @@ models::GptOptions GptTask::model_options() const {
           .context_length = block_,
           .vocabulary = tokens_known(),
           .dropout = dropout_};
-}
-
-void GptTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
-  check_entry("layers", layers_, count_layers(tensors, "transformer.h.", ".ln_1.weight"));
-  check_entry("width", width_, size_in(tensors, "transformer.wte.weight", 1));
-  check_entry("block", block_, size_in(tensors, "transformer.wpe.weight", 0));
-  check_vocabulary(size_in(tensors, "transformer.wte.weight", 0));
-  auto width = static_cast<double>(width_);
-  check_elements(tensors, static_cast<double>(layers_) * 12 * width * width);
 }
 
 ParallelPlan GptTask::parallel_plan() const {
@@ -101,16 +91,6 @@ ParallelPlan LlamaTask::parallel_plan() const {
   return {.tensor = llama_tensor_plan(options),
           .blocks = {"model.layers.*"},
           .heads = options.key_value_heads};
-}
-
-void LlamaTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
-  check_entry("layers", layers_, count_layers(tensors, "model.layers.", ".input_layernorm.weight"));
-  check_entry("width", width_, size_in(tensors, "model.embed_tokens.weight", 1));
-  check_vocabulary(size_in(tensors, "model.embed_tokens.weight", 0));
-  check_entry("hidden", model_options().intermediate_size,
-              size_in(tensors, "model.layers.0.mlp.gate_proj.weight", 0));
-  const auto width = static_cast<double>(width_);
-  check_elements(tensors, static_cast<double>(layers_) * 2 * width * width);
 }
 
 void MoeTask::declare_shape(Settings& settings) {
@@ -189,18 +169,6 @@ models::MoeOptions MoeTask::model_options() const {
   options.mixture.balance_weight = balance_;
   options.mixture.z_weight = z_;
   return options;
-}
-
-void MoeTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
-  check_entry("layers", layers_, count_layers(tensors, "transformer.h.", ".ln_1.weight"));
-  check_entry("width", width_, size_in(tensors, "transformer.wte.weight", 1));
-  check_entry("block", block_, size_in(tensors, "transformer.wpe.weight", 0));
-  check_vocabulary(size_in(tensors, "transformer.wte.weight", 0));
-  const std::string first = "transformer.h." + std::to_string(every_ - 1) + ".moe.router.weight";
-  check_entry("experts", experts_, size_in(tensors, first, 0));
-  const auto width = static_cast<double>(width_), experts = static_cast<double>(experts_);
-  check_elements(tensors, static_cast<double>(layers_) * 4 * width * width +
-                              static_cast<double>(mixtures()) * experts * 8 * width * width);
 }
 
 ParallelPlan MoeTask::parallel_plan() const {

@@ -44,7 +44,6 @@ class GptTask : public LanguageTask<models::Gpt, models::GptOptions> {
   [[nodiscard]] std::string name() const override { return "gpt"; }
   [[nodiscard]] double parameters() const override;
   [[nodiscard]] ParallelPlan parallel_plan() const override;
-  void check_tensors(const checkpoint::NamedTensors& tensors) const override;
 
  private:
   void declare_shape(Settings& settings) override;
@@ -59,7 +58,6 @@ class LlamaTask : public LanguageTask<models::Llama, models::LlamaOptions> {
   [[nodiscard]] std::string name() const override { return "llama"; }
   [[nodiscard]] double parameters() const override;
   [[nodiscard]] ParallelPlan parallel_plan() const override;
-  void check_tensors(const checkpoint::NamedTensors& tensors) const override;
 
  private:
   void declare_shape(Settings& settings) override;
@@ -75,7 +73,6 @@ class MoeTask : public LanguageTask<models::Moe, models::MoeOptions> {
   [[nodiscard]] std::string name() const override { return "moe"; }
   [[nodiscard]] double parameters() const override { return parameters_with(experts_); }
   [[nodiscard]] ParallelPlan parallel_plan() const override;
-  void check_tensors(const checkpoint::NamedTensors& tensors) const override;
 
  private:
   [[nodiscard]] double parameters_of_token() const override { return parameters_with(chosen_); }

@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "base/escaped.h"
 #include "base/text.h"
-#include "train/tasks/tensor_checks.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
@@ -116,13 +115,6 @@ double MlpTask::activations() const {
 std::shared_ptr<torch::nn::Module> MlpTask::make_model() {
   model_ = models::Mlp(models::MlpOptions{.sizes = sizes()});
   return model_.ptr();
-}
-
-void MlpTask::check_tensors(const checkpoint::NamedTensors& tensors) const {
-  check_entry("layers", layers_, count_layers(tensors, "layers.", ".weight"));
-  if (layers_ > 1) check_entry("width", width_, size_in(tensors, "layers.0.weight", 0));
-  auto width = static_cast<double>(width_);
-  check_elements(tensors, static_cast<double>(layers_ - 2) * width * width);
 }
 
 Replica MlpTask::make_replica() const {

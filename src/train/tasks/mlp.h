@@ -45,7 +45,6 @@ class MlpTask : public Task {
   [[nodiscard]] std::shared_ptr<torch::nn::Module> make_model() override;
   [[nodiscard]] Replica make_replica() const override;
   [[nodiscard]] ParallelPlan parallel_plan() const override { return {.blocks = {"layers.*"}}; }
-  void check_tensors(const checkpoint::NamedTensors& tensors) const override;
 
   [[nodiscard]] std::int64_t steps_per_epoch() const override {
     return batches_->steps_per_epoch();

@@ -5,8 +5,8 @@
 #include "base/escaped.h"
 #include "base/text.h"
 #include "data/bigram.h"
+#include "sys/files.h"
 #include "train/progress.h"
-#include "train/tasks/tensor_checks.h"
 
 #include <lockstep/data/text.h>
 #include <lockstep/data/tokens.h>
@@ -40,7 +40,7 @@ std::string print_of(const data::Bpe& bpe) {
 data::Bpe read_bpe(const fs::path& folder) {
   for (const auto& [vocabulary, merges] :
        {std::pair("vocab.json", "merges.txt"), std::pair("encoder.json", "vocab.bpe")})
-    if (fs::exists(folder / vocabulary) || fs::exists(folder / merges))
+    if (sys::exists(folder / vocabulary) || sys::exists(folder / merges))
       return data::Bpe::load(folder / vocabulary, folder / merges);
   throw BadInput(
       formatted("--bpe {}: expected a folder of vocab.json and merges.txt (or "
@@ -207,7 +207,7 @@ void TextTask::load_validation(const Options& options, const Group&, const std::
   } else {
     tokens_ = {at::empty({0}, at::kByte), tokens_of(data)};
     // The bigram model learns from the run's own text, if the text still exists.
-    if (!data_.empty() && std::filesystem::exists(data_)) tokens_.train = own_tokens().train;
+    if (!data_.empty() && sys::exists(data_)) tokens_.train = own_tokens().train;
   }
   check_input(tokens_.validation.size(0) >= 2, "{}: expected two tokens or more, found {}",
               data.empty() ? data_ : data, tokens_.validation.size(0));
@@ -242,7 +242,7 @@ at::Tensor TextTask::tokens_of(const std::filesystem::path& data) {
 
 TextTask::Tokens TextTask::own_tokens() {
   const std::filesystem::path data(data_);
-  if (vocabulary_ == Vocabulary::tokens && std::filesystem::is_directory(data))
+  if (vocabulary_ == Vocabulary::tokens && sys::is_folder(data))
     return {tokens_of(data / "train.bin"), tokens_of(data / "val.bin")};
   const at::Tensor all = tokens_of(data);
   const auto train = static_cast<std::int64_t>(static_cast<double>(all.size(0)) * training_part);
@@ -251,14 +251,6 @@ TextTask::Tokens TextTask::own_tokens() {
 
 std::string TextTask::data_fingerprint() {
   return fingerprint_of_tensors({tokens_.train, tokens_.validation});
-}
-
-void TextTask::check_vocabulary(std::int64_t rows) const {
-  const data::Vocabulary* plain = known_->vocabulary();
-  const char* entry = plain == nullptr    ? tokens_entry
-                      : plain->is_bytes() ? "vocabulary"
-                                          : "characters";
-  check_entry(entry, known_->size(), rows);
 }
 
 double TextTask::activations() const {

@@ -79,8 +79,6 @@ class TextTask : public Task {
   // Returns the number of tokens in the data or the restored description, which is the number of
   // rows of an embedding; 0 before these are known.
   [[nodiscard]] std::int64_t tokens_known() const { return known_ ? known_->size() : 0; }
-  // Throws BadInput if an embedding has another number of rows.
-  void check_vocabulary(std::int64_t rows) const;
 
   std::int64_t layers_ = 4;
   std::int64_t heads_ = 4;

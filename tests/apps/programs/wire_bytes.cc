@@ -1,15 +1,17 @@
 // A rank that measures the bytes that its host's network interface sends while ranks sum numbers.
 // For each way of summing, rank 0 prints the bytes of the host that sent most, and takes the
-// minimum over RUNS runs, because TCP retransmits some packets on a busy host.
+// minimum over RUNS runs, because TCP retransmits some packets on a busy host. The second number is
+// that of Group::traffic() on the rank that sent most.
 //
 //   wire_bytes NUMBERS
-//   all_reduce float32 67123456
+//   all_reduce float32 67123456 64000000
 #include <lockstep/comm/group.h>
 #include <lockstep/comm/init.h>
 #include <lockstep/parallel/data/diloco.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
 
@@ -23,6 +25,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace ls = lockstep;
 
@@ -54,9 +57,15 @@ class Measurement {
 
   // Measures `use`, which must block until its calls are complete on this rank.
   void measure(const std::string& what, const std::function<void()>& use) {
-    std::int64_t least = std::numeric_limits<std::int64_t>::max();
-    for (int run = 0; run < RUNS; ++run) least = std::min(least, sent_by_one(use));
-    if (world_.is_root()) std::printf("%s %lld\n", what.c_str(), static_cast<long long>(least));
+    std::int64_t least = std::numeric_limits<std::int64_t>::max(), counted = 0;
+    for (int run = 0; run < RUNS; ++run) {
+      const auto [wire, traffic] = sent_by_one(use);
+      least = std::min(least, wire);
+      counted = traffic;
+    }
+    if (world_.is_root())
+      std::printf("%s %lld %lld\n", what.c_str(), static_cast<long long>(least),
+                  static_cast<long long>(counted));
   }
 
   void measure_sums(const std::string& dtype_name, at::ScalarType dtype, std::int64_t count) {
@@ -82,16 +91,18 @@ class Measurement {
   }
 
  private:
-  // Returns the bytes of the host that sent most.
-  std::int64_t sent_by_one(const std::function<void()>& use) {
+  // Returns the bytes of the host that sent most, and those of Group::traffic() on the rank that
+  // sent most.
+  std::pair<std::int64_t, std::int64_t> sent_by_one(const std::function<void()>& use) {
     world_.barrier().wait();
-    const std::int64_t before = sent_by_interface("eth0");
+    const std::int64_t before = sent_by_interface("eth0"), counted = world_.traffic().bytes;
     world_.barrier().wait();
     use();
     world_.barrier().wait();
-    at::Tensor sent = at::zeros({1}, at::kLong).fill_(sent_by_interface("eth0") - before);
+    at::Tensor sent =
+        at::tensor({sent_by_interface("eth0") - before, world_.traffic().bytes - counted});
     world_.all_reduce(sent, ls::Op::max).wait();
-    return sent.item<std::int64_t>();
+    return {sent[0].item<std::int64_t>(), sent[1].item<std::int64_t>()};
   }
 
   ls::Group world_;

@@ -42,10 +42,10 @@ TEST(FlightRecord, IsWrittenByTheRanksOfADyingGroup) {
     });
     for (int rank : {0, 1}) {
       const auto json = content(folder.path() / formatted("flight-rank-{}.json", rank));
-      test::expect_words(json, {formatted("\"backend\": \"{}\"", test::name_of(backend)),
-                                "\"tag\": \"first\"", "\"progress\": \"failed\"",
-                                "\"name\": \"world/split#1/0\", \"members\": [0, 1], "
-                                "\"failure\": \"rank 0 called all_reduce #2 (sum"});
+      test::expect_words(
+          json, {formatted("\"backend\": \"{}\"", test::name_of(backend)), "\"tag\": \"first\"",
+                 "\"progress\": \"failed\"", "\"name\": \"world/split#1/0\"",
+                 "\"failure\": \"rank 0 called all_reduce #2 (sum"});
     }
   }
 }

@@ -33,10 +33,6 @@ class NotingBackend : public Backend {
   }
   void wait(CallId) override {}
   [[nodiscard]] bool done(CallId) override { return true; }
-  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
-                                        const at::TensorOptions& options) override {
-    return at::empty(sizes, options);
-  }
   [[nodiscard]] std::shared_ptr<Backend> subset(std::span<const int>, std::string_view) override {
     return nullptr;
   }

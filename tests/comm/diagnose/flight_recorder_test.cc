@@ -64,9 +64,9 @@ TEST(FlightRecorder, KeepsTheLastCallsWithTheirProgress) {
   EXPECT_EQ(count(json, "\"number\": "), FlightRecorder::kept);
   EXPECT_EQ(count(json, "\"progress\": \"done\""), FlightRecorder::kept - 1);
   EXPECT_EQ(count(json, "\"progress\": \"posted\""), 1U);
-  EXPECT_EQ(count(json, "\"tag\": \"a \\\"tag\\\"\\u000a\""), FlightRecorder::kept);
-  test::expect_words(json, {"\"call\": \"all_reduce\", \"sequence\": 3000, \"op\": \"average\", "
-                            "\"dtype\": \"float32\", \"elements\": 5, \"bytes\": 20",
+  EXPECT_EQ(count(json, "\"tag\": \"a \\\"tag\\\"\\n\""), FlightRecorder::kept);
+  test::expect_words(json, {"\"call\": \"all_reduce\"", "\"sequence\": 3000", "\"op\": \"average\"",
+                            "\"dtype\": \"float32\"", "\"elements\": 5", "\"bytes\": 20",
                             "\"calls_ever\": 3000", "recorder_test.cc:", "\"rank\": 1"});
 }
 
@@ -157,7 +157,7 @@ TEST(FlightRecorder, ATagInAnyLanguageIsWrittenAsItIs) {
   const auto world = recorder.add_group("world", {0, 1});
   std::ignore = recorder.note_post(world, reduction_info(1, "größe 重み"));
   std::ignore = recorder.note_post(world, reduction_info(2, "cut: \xc3"));
-  test::expect_words(recorder.json(), {"\"tag\": \"größe 重み\"", "\"tag\": \"cut: \\ufffd\""});
+  test::expect_words(recorder.json(), {"\"tag\": \"größe 重み\"", "\"tag\": \"cut: \ufffd\""});
 }
 
 TEST(FlightRecorder, AFolderThatCannotBeWrittenLosesNothingElse) {

@@ -194,6 +194,7 @@ TEST(Devices, ARankMayUseAllThatItSeesUnlessOneIsNamed) {
   EXPECT_EQ(usable(2, "cuda"), (Names{"GPU-0", "GPU-1"}));
   EXPECT_EQ(usable(8, "cuda:5"), Names{"GPU-5"});
   EXPECT_EQ(usable(2, "cpu"), Names{});
+  EXPECT_EQ(usable(2, "cpu:0"), Names{});
   EXPECT_EQ(usable(0, ""), Names{});
   EXPECT_EQ(usable(0, "cpu"), Names{});
 }
@@ -207,7 +208,7 @@ TEST(Devices, ADeviceThatIsNotThereIsNamed) {
   EXPECT_EQ(message(0, "cuda"),
             "LOCKSTEP_DEVICE: expected cpu, because this process sees no GPU; found 'cuda'");
   for (const char* wanted :
-       {"gpu", "1", "xpu:0", "cuda:", "cuda:x", "cuda:200", "cuda:255", "cuda:256"})
+       {"gpu", "1", "cpu:1", "xpu:0", "cuda:", "cuda:x", "cuda:200", "cuda:255", "cuda:256"})
     test::expect_words(message(2, wanted), {"LOCKSTEP_DEVICE", wanted});
 }
 

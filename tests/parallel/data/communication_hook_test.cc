@@ -79,10 +79,12 @@ TEST_P(Hooks, CompressionSendsHalfTheBytesOfFloat) {
       return group.traffic().bytes - before;
     };
     if (group.size() == 1) return;
-    std::int64_t status = 4 * 4;  // two parameters, a write to one, and the rank itself
-    EXPECT_EQ(bytes_of(average_hook()), (64 * 32 + 128) * 4 + status);
-    EXPECT_EQ(bytes_of(bf16_compression()), (64 * 32 + 128) * 2 + status);
-    EXPECT_EQ(bytes_of(fp16_compression()), (64 * 32 + 128) * 2 + status);
+    // two parameters, a write to one, and the rank itself
+    const std::int64_t status = bytes_of_sum(group, 4, 4);
+    const std::int64_t numbers = 64 * 32 + 128;
+    EXPECT_EQ(bytes_of(average_hook()), bytes_of_sum(group, numbers, 4) + status);
+    EXPECT_EQ(bytes_of(bf16_compression()), bytes_of_sum(group, numbers, 2) + status);
+    EXPECT_EQ(bytes_of(fp16_compression()), bytes_of_sum(group, numbers, 2) + status);
   });
 }
 

@@ -140,8 +140,11 @@ TEST_P(DiLoCos, SendsWhatTheFormulaSays) {
         EXPECT_EQ(diloco.step(), (step + 1) % 5 == 0 ? 1 : 0);
       }
       std::int64_t n = 60 * 50 + 70;
-      std::int64_t once = 4 * n;
-      if (format == PseudoGradients::int8) once = int8_bytes(n) + int8_bytes(share_of(n, group));
+      std::int64_t once = bytes_of_sum(group, n, 4);
+      // All shares but this rank's to their ranks, then the average of its share to all.
+      const std::int64_t share = int8_bytes(share_of(n, group));
+      if (format == PseudoGradients::int8)
+        once = int8_bytes(n) - share + (group.size() - 1) * share;
       std::int64_t expected = group.size() == 1 ? 0 : 23 / 5 * once;
       EXPECT_EQ(diloco.bytes_sent(), expected);
       EXPECT_EQ(group.traffic().bytes - before, expected);

@@ -51,6 +51,13 @@ inline void backward(const DistributedDataParallel& ddp, const TableImpl& table,
   table.loss(gradients_for(table, ddp.group().rank(), step)).backward();
 }
 
+// Returns the bytes that this rank sends for an all_reduce of so many numbers (GroupTraffic).
+inline std::int64_t bytes_of_sum(const Group& group, std::int64_t numbers, std::int64_t of_number) {
+  const std::int64_t share =
+      numbers / group.size() + (group.rank() < numbers % group.size() ? 1 : 0);
+  return (numbers - share + share * (group.size() - 1)) * of_number;
+}
+
 inline double largest_difference(const at::Tensor& a, const at::Tensor& b) {
   return (a - b).abs().max().item<double>();
 }

@@ -64,7 +64,7 @@ TEST_P(Locals, AveragesEveryPeriodAndCountsItsBytes) {
       copies.expect(*table, group.rank(), "step " + std::to_string(step));
     }
     std::int64_t numbers = 4 * 3 + 5;
-    EXPECT_EQ(group.traffic().bytes - before, group.size() == 1 ? 0 : 10 / 3 * numbers * 8);
+    EXPECT_EQ(group.traffic().bytes - before, 10 / 3 * bytes_of_sum(group, numbers, 8));
     // The copies differ, so there is no single model to save.
     if (group.size() > 1)
       expect_contains(message_of<InvalidArgument>([&] { (void)local.state_parts(); }),

@@ -104,12 +104,13 @@ TEST_P(PowerSgd, SendsRTimesNPlusMNumbers) {
     auto bytes = [&](int step) {
       std::int64_t before = group.traffic().bytes;
       backward(ddp, *table, step);
-      return group.traffic().bytes - before - 3 * 4;  // without the status
+      return group.traffic().bytes - before - bytes_of_sum(group, 3, 4);  // without the status
     };
-    backward(ddp, *table, 0);       // exact, and records the order of readiness
-    const std::int64_t values = 8;  // of the only parameter, in the second step
+    backward(ddp, *table, 0);  // exact, and records the order of readiness
+    // of the only parameter, in the second step
+    const std::int64_t values = 8 * (group.size() - 1);
     std::int64_t compressed = bytes(1) - values;
-    EXPECT_EQ(compressed, r * (n + m) * 4);
+    EXPECT_EQ(compressed, bytes_of_sum(group, r * n, 4) + bytes_of_sum(group, r * m, 4));
     EXPECT_EQ(bytes(2), compressed);
   });
 }
@@ -123,8 +124,10 @@ TEST_P(PowerSgd, ComposesWithBf16) {
     backward(ddp, *table, 0);
     std::int64_t before = group.traffic().bytes;
     backward(ddp, *table, 1);
-    const std::int64_t status = 3 * 4, values = 8;  // of the only parameter, for the comparison
-    EXPECT_EQ(group.traffic().bytes - before - status - values, 3 * (64 + 48) * 2);
+    const std::int64_t status = bytes_of_sum(group, 3, 4);
+    const std::int64_t values = 8 * (group.size() - 1);  // of the only parameter, to compare it
+    EXPECT_EQ(group.traffic().bytes - before - status - values,
+              bytes_of_sum(group, 3 * 64, 2) + bytes_of_sum(group, 3 * 48, 2));
     at::Tensor first = table->weights[0].grad().clone();
     group.broadcast(first).wait();
     EXPECT_TRUE(same_bits(first, table->weights[0].grad()));

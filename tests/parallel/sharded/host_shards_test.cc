@@ -32,7 +32,7 @@ struct OffloadedUnit {
       members.push_back({"p" + std::to_string(i), parameters.back(), {}});
     }
     unsharder.add("u", std::move(members), pool,
-                  sharded::UnitSettings{.level = level,
+                  sharded::UnitSettings{.options = {.level = level},
                                         .key = dispatch::key(),
                                         .offload = offload,
                                         .shard_group = shard_group});

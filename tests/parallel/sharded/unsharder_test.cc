@@ -20,11 +20,11 @@ struct Units {
     for (int i = 0; i < 4; ++i) {
       parameters.push_back(values({3, 2}, i).requires_grad_());
       std::vector<NamedParameter> members = {{"p" + std::to_string(i), parameters.back(), {}}};
-      unsharder.add("u" + std::to_string(i), std::move(members), pool,
-                    sharded::UnitSettings{.level = level,
-                                          .reshard_after_forward = reshard,
-                                          .key = dispatch::key(),
-                                          .shard_group = shard_group});
+      unsharder.add(
+          "u" + std::to_string(i), std::move(members), pool,
+          sharded::UnitSettings{.options = {.level = level, .reshard_after_forward = reshard},
+                                .key = dispatch::key(),
+                                .shard_group = shard_group});
     }
   }
 

@@ -256,11 +256,7 @@ TEST_P(ExpertTraffic, TokensAndMemoryAreWhatTheFormulasSay) {
     const at::Tensor loss = model->loss(own.ids, own.targets);
     const GroupTraffic forward = tokens.traffic();
     EXPECT_EQ(forward.calls - before.calls, 2 * 2);
-    // Each token goes to two experts and back, in two mixtures. One all_to_all sends a rank's
-    // tokens, another one the outputs of its experts.
-    at::Tensor sent = at::tensor({static_cast<double>(forward.bytes - before.bytes)}, at::kDouble);
-    group.all_reduce(sent).wait();
-    EXPECT_EQ(sent.item<double>(), static_cast<double>(2 * 2 * 2 * rows * 13 * width * 4));
+    EXPECT_EQ(forward.bytes - before.bytes, bytes);
     loss.backward();
     const GroupTraffic backward = tokens.traffic();
     EXPECT_EQ(backward.calls - forward.calls, 2 * 2);

@@ -133,8 +133,15 @@ void gather_all(const std::vector<RankBytes>& parts) {
   }
 }
 
-// Copies to rank r the bytes that each rank has for it, in rank order.
+// Copies to rank r the bytes that each rank has for it, in rank order. Throws if they are not as
+// many as rank r expects: ranks may disagree after a wait was left out.
 void exchange_all(const std::vector<RankBytes>& parts) {
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    std::size_t bytes = 0;
+    for (const RankBytes& other : parts) bytes += other.input_counts[rank];
+    TORCH_CHECK(bytes == parts[rank].output_bytes, "rank ", rank, " expects ",
+                parts[rank].output_bytes, " bytes and gets ", bytes);
+  }
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     auto* output = static_cast<char*>(parts[rank].output);
     for (const RankBytes& other : parts) {

@@ -63,7 +63,8 @@ void Checker::check(const Access& access, const std::shared_ptr<const Operation>
   if (block != nullptr && !block->is_live)
     reports_.add(Fault::freed, name_of(*operation) + " uses freed memory",
                  ", " + blocks_.describe(access.begin));
-  const bool writes = access.kind == AccessKind::write;
+  const bool writes = access.kind == AccessKind::write || access.kind == AccessKind::update;
+  const bool needs_values = access.kind == AccessKind::read || access.kind == AccessKind::update;
   split(access.begin);
   split(access.end);
   auto cell = cells_.lower_bound(access.begin);
@@ -75,7 +76,7 @@ void Checker::check(const Access& access, const std::shared_ptr<const Operation>
     check_cell(begin, cell->second, writes, use, clock);
     if (!writes) note_read(cell->second, use);
     const Use& write = cell->second.write;
-    if (access.kind == AccessKind::read && (!write.operation || write.generation != use.generation))
+    if (needs_values && (!write.operation || write.generation != use.generation))
       reports_.add(Fault::uninitialised,
                    name_of(*operation) + " reads memory that nothing has written",
                    ", " + blocks_.describe(begin));

@@ -20,6 +20,7 @@ enum class AccessKind {
   read,
   copy,  // reads; the bytes may never have been written, as padding is
   write,
+  update,  // reads and writes: an operation in place
 };
 
 // Bytes [begin, end) of device memory.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -123,24 +124,23 @@ void check_order(Reports& reports, const std::shared_ptr<Collective>& call, int 
 
 struct Communicator::State {
   std::string name;
-  std::vector<std::size_t> next;  // the number of each rank's next call
-  std::vector<std::shared_ptr<Collective>> calls;
+  std::vector<std::size_t> next;                             // the number of each rank's next call
+  std::map<std::size_t, std::shared_ptr<Collective>> calls;  // not yet launched by all ranks
   std::shared_ptr<bool> is_broken = std::make_shared<bool>(false);
 
   std::shared_ptr<Collective> call_of(int rank, const std::string& signature,
                                       CollectiveKernel& kernel, Reports& reports) {
     const std::size_t number = next.at(rank)++;
-    if (number == calls.size()) {
-      calls.push_back(
-          std::make_shared<Collective>(Collective{.signature = signature,
-                                                  .communicator = name,
-                                                  .number = number,
-                                                  .members = std::vector<Member>(next.size()),
-                                                  .kernel = std::move(kernel),
-                                                  .is_broken = is_broken}));
-      return calls.back();
+    auto& call = calls[number];
+    if (!call) {
+      call = std::make_shared<Collective>(Collective{.signature = signature,
+                                                     .communicator = name,
+                                                     .number = number,
+                                                     .members = std::vector<Member>(next.size()),
+                                                     .kernel = std::move(kernel),
+                                                     .is_broken = is_broken});
+      return call;
     }
-    auto call = calls[number];
     if (call->signature == signature || *is_broken) return call;
     const auto first = std::ranges::find_if(
         call->members, [](const Member& member) { return member.stream >= 0; });
@@ -197,6 +197,7 @@ void Communicator::launch(int rank, Actor stream, const std::string& signature,
   if (!call->is_launched()) return;
   for (const Member& member : call->members)
     join(machine.clock_of(lock, member.stream), call->clock);
+  state_->calls.erase(call->number);
 }
 
 }  // namespace lockstep::test::accelerator

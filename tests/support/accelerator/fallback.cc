@@ -216,13 +216,35 @@ std::vector<Access> Call::argument_accesses() const {
   // These operations move values without reading them.
   static const std::set<std::string> movers{"clone",     "cat",     "index_copy",
                                             "index_put", "scatter", "_index_put_impl_"};
+  // These operations in place do not read the old values that they replace.
+  static const std::set<std::string> fillers{"fill_",
+                                             "zero_",
+                                             "uniform_",
+                                             "normal_",
+                                             "random_",
+                                             "bernoulli_",
+                                             "exponential_",
+                                             "log_normal_",
+                                             "cauchy_",
+                                             "geometric_",
+                                             "index_copy_",
+                                             "index_put_",
+                                             "index_fill_",
+                                             "scatter_",
+                                             "masked_fill_",
+                                             "masked_scatter_",
+                                             "_index_put_impl_",
+                                             "_foreach_zero_",
+                                             "_foreach_copy_"};
   const bool moves = movers.contains(name_);
   std::vector<Access> accesses;
   for (std::size_t i = 0; i < arguments_.size(); ++i) {
     const auto& argument = schema_.arguments()[i];
+    const bool keeps_values = !argument.is_out() && !fillers.contains(name_);
+    const auto write = keeps_values ? AccessKind::update : AccessKind::write;
     const auto read = moves || argument.is_out() ? AccessKind::copy : AccessKind::read;
     for_each_tensor(arguments_[i], [&](const Tensor& tensor) {
-      add_accesses(accesses, tensor, writes(argument) ? AccessKind::write : read);
+      add_accesses(accesses, tensor, writes(argument) ? write : read);
     });
   }
   return accesses;

@@ -127,7 +127,7 @@ void Machine::wait(const Event& event, Actor stream) {
 
 bool Machine::query(const Event& event) {
   MachineLock lock(mutex_);
-  if (!scheduler_.is_done(event)) scheduler_.advance(lock);
+  if (!scheduler_.is_done(event)) scheduler_.advance(lock, event);
   if (!scheduler_.is_done(event)) return false;
   if (event.stream >= 0) learn(host_of(event.stream), event.clock);
   return true;

@@ -8,7 +8,8 @@
 namespace lockstep::test::accelerator {
 namespace {
 
-// Threads of the library poll continuously. If each poll ran a task, tasks would not run late.
+// Threads of the library poll continuously, also while the program launches tasks. If each of these
+// polls ran a task, tasks would not run late.
 constexpr int polls_per_task = 8;
 constexpr auto look = std::chrono::milliseconds(50);
 
@@ -20,14 +21,15 @@ void Scheduler::choose_by(std::uint64_t seed, bool lazy, std::chrono::millisecon
   random_.seed(seed);
   is_lazy_ = lazy;
   longest_idle_ = longest_idle;
-  changed_.notify_all();
+  runnable_.notify_one();
 }
 
 void Scheduler::push(Actor stream, Task task) {
   auto& queue = queues_.at(stream);
+  polls_since_push_ = 0;
   ++queue.given;
   queue.tasks.push_back(std::move(task));
-  if (may_run()) changed_.notify_all();
+  if (may_run()) runnable_.notify_one();
 }
 
 bool Scheduler::is_done(const Event& event) const {
@@ -53,7 +55,7 @@ void Scheduler::work(MachineLock& lock) {
   for (;;) {
     const auto ready = may_run() ? ready_streams() : std::vector<Actor>();
     if (ready.empty())
-      changed_.wait(lock);
+      runnable_.wait(lock);
     else
       run_one(lock, ready[random_() % ready.size()]);
   }
@@ -79,14 +81,14 @@ void Scheduler::run_one(MachineLock& lock, Actor stream) {
   queue.is_running = false;
   ++queue.done;
   settle_waiters();
-  changed_.notify_all();
 }
 
 void Scheduler::settle_waiters() {
-  std::erase_if(waiters_, [](Waiter* waiter) {
+  const auto satisfied = std::erase_if(waiters_, [](Waiter* waiter) {
     waiter->is_satisfied = waiter->is_satisfied || waiter->done();
     return waiter->is_satisfied;
   });
+  if (satisfied > 0) satisfied_.notify_all();
 }
 
 std::uint64_t Scheduler::progress() const {
@@ -99,11 +101,11 @@ void Scheduler::block_until(MachineLock& lock, std::function<bool()> done) {
   Waiter waiter{std::move(done)};
   waiters_.push_back(&waiter);
   settle_waiters();
-  changed_.notify_all();
+  runnable_.notify_one();
   auto seen = progress();
   auto idle = std::chrono::milliseconds(0);
   while (!waiter.is_satisfied) {
-    if (changed_.wait_for(lock, look) == std::cv_status::no_timeout) continue;
+    if (satisfied_.wait_for(lock, look) == std::cv_status::no_timeout) continue;
     const bool runs = std::ranges::any_of(queues_, [](auto& queue) { return queue.is_running; });
     idle = seen == progress() && !runs ? idle + look : std::chrono::milliseconds(0);
     seen = progress();
@@ -113,14 +115,19 @@ void Scheduler::block_until(MachineLock& lock, std::function<bool()> done) {
   }
 }
 
-void Scheduler::advance(MachineLock& lock) {
-  if (!is_lazy_ || ++polls_ % polls_per_task != 0 || ready_streams().empty()) return;
+void Scheduler::advance(MachineLock& lock, const Event& event) {
+  if (!is_lazy_) return;
+  const bool host_waits = ++polls_since_push_ >= polls_per_task;
+  if ((++polls_ % polls_per_task != 0 && !host_waits) || ready_streams().empty()) return;
   auto finished = [this] {
     std::uint64_t sum = 0;
     for (const auto& queue : queues_) sum += queue.done;
     return sum;
   };
-  block_until(lock, [finished, before = finished()] { return finished() > before; });
+  block_until(lock, [=, this, before = finished()] {
+    if (!host_waits) return finished() > before;
+    return is_done(event) || ready_streams().empty();
+  });
 }
 
 void Scheduler::report_stall() {
@@ -135,7 +142,7 @@ void Scheduler::report_stall() {
   for (auto& queue : queues_)
     for (auto& task : queue.tasks)
       if (task.gate) task.gate->give_up();
-  changed_.notify_all();
+  runnable_.notify_one();
 }
 
 }  // namespace lockstep::test::accelerator

@@ -59,9 +59,11 @@ class Scheduler {
   [[nodiscard]] bool is_done(const Event& event) const;
   // Blocks until done() is true. If no stream can continue, reports a stall and opens all gates.
   void block_until(MachineLock& lock, std::function<bool()> done);
-  // Runs a task in some of the calls, if a task is ready. For a host that polls.
-  void advance(MachineLock& lock);
-  void wake() { changed_.notify_all(); }
+  // For a host that polls for an event. If nothing was pushed between many polls, the host waits:
+  // blocks until the event is done or no stream can continue. Otherwise, runs a task in some of the
+  // calls.
+  void advance(MachineLock& lock, const Event& event);
+  void wake() { runnable_.notify_one(); }
 
  private:
   struct Queue {
@@ -85,11 +87,13 @@ class Scheduler {
   void report_stall();
 
   Reports& reports_;
-  std::condition_variable changed_;
+  std::condition_variable runnable_;   // for the worker
+  std::condition_variable satisfied_;  // for hosts that wait
   std::array<Queue, stream_count> queues_;
   std::vector<Waiter*> waiters_;
   std::mt19937_64 random_{1};
   int polls_ = 0;
+  int polls_since_push_ = 0;
   bool is_lazy_ = true;
   std::chrono::milliseconds longest_idle_{0};  // then a stall is reported
 };

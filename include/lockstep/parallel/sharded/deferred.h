@@ -53,9 +53,10 @@ auto deferred(Make&& make, DeferredOptions options = {}) {
   return std::forward<Make>(make)();
 }
 
-// Not collective. Moves a module that deferred() made to a device, as module.to(device), but
-// without memory for deferred tensors. fully_shard() then gives one unit at a time its memory
-// there, so no device ever has the whole model. Not for a sharded module.
+// Not collective. Moves a module to a device, as module.to(device), but parameters and buffers that
+// share memory share it on the device, too, and the tensors of deferred() get no memory.
+// fully_shard() then gives one unit at a time its memory there, so no device ever has the whole
+// model. Not for a sharded module.
 void move_to(torch::nn::Module& module, c10::Device device);
 
 // Not collective. Turns all parameters and buffers of a module that deferred() made into ordinary

@@ -1,9 +1,11 @@
 #include "apps/bench/collectives/calls.h"
 
 #include "base/format.h"
+#include "comm/backend/accelerator.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
+#include <lockstep/comm/device.h>
 
 #include <ATen/ops/empty.h>
 
@@ -12,8 +14,9 @@
 
 namespace lockstep::apps {
 
-MeasuredCalls::MeasuredCalls(Group group, Collective op, std::int64_t bytes, Memory memory)
-    : group_(std::move(group)), op_(op), bytes_(bytes), memory_(memory) {
+MeasuredCalls::MeasuredCalls(Group group, Collective op, std::int64_t bytes, Memory memory,
+                             c10::Device device)
+    : group_(std::move(group)), op_(op), bytes_(bytes), memory_(memory), device_(device) {
   std::int64_t whole = bytes / static_cast<std::int64_t>(sizeof(float)),
                part = whole / group_.size();
   bool root = group_.is_root();
@@ -51,6 +54,8 @@ at::Tensor MeasuredCalls::make(std::int64_t count) {
       return group_.empty_shared({count}, options);
     case Memory::node_shared:
       return group_.empty_node_shared({count}, options);
+    case Memory::device:
+      return at::empty({count}, options.device(device_));
     default:
       return at::empty({count}, options);
   }
@@ -79,16 +84,34 @@ void MeasuredCalls::call() {
   }
 }
 
+void MeasuredCalls::finish() {
+  if (memory_ == Memory::device) StreamPoint(device_).wait();
+}
+
+// A barrier always blocks the host.
+bool MeasuredCalls::runs_on_streams() const {
+  return memory_ == Memory::device && op_ != Collective::barrier && has_streams(group_);
+}
+
 std::int64_t MeasuredCalls::measured_call() {
   if (is_rooted(op_)) group_.barrier().wait();
   auto start = Clock::now();
   call();
+  finish();
   return (Clock::now() - start).count();
+}
+
+std::int64_t MeasuredCalls::mean_in_stream_order(int calls) {
+  auto start = Clock::now();
+  for (int i = 0; i < calls; ++i) call();
+  finish();
+  return (Clock::now() - start).count() / calls;
 }
 
 std::vector<std::int64_t> MeasuredCalls::run(int uncounted, int calls) {
   refill();
   for (int i = 0; i < uncounted; ++i) (void)measured_call();
+  if (runs_on_streams()) return {mean_in_stream_order(calls)};
   std::vector<std::int64_t> times(static_cast<std::size_t>(calls));
   for (std::int64_t& time : times) time = measured_call();
   return times;
@@ -104,20 +127,24 @@ void MeasuredCalls::check_result() {
                       .rank = group_.rank(),
                       .ranks = group_.size(),
                       .whole = bytes_ / static_cast<std::int64_t>(sizeof(float))};
-  auto values = [](at::Tensor& tensor) {
-    return std::span(tensor.mutable_data_ptr<float>(), static_cast<std::size_t>(tensor.numel()));
-  };
   refill();
   group_.barrier().wait();  // before a rank fills shared memory
-  if (input_.defined()) fill_input(values(input_), group_.rank());
+  if (input_.defined()) {
+    const at::Tensor values = input_.cpu();  // not a copy, unless the input is on a device
+    fill_input({values.mutable_data_ptr<float>(), static_cast<std::size_t>(values.numel())},
+               group_.rank());
+    input_.copy_(values);
+  }
   call();
   if (has_output(checked)) {
-    if (auto wrong = first_wrong(checked, values(output_)))
-      throw Error(
-          formatted("{} of {} bytes on {} tensors: rank {}: expected {} at element {}, found {}",
-                    lockstep::name_of(op_), bytes_, apps::name_of(memory_), checked.rank,
-                    output_value(checked, *wrong), *wrong,
-                    values(output_)[static_cast<std::size_t>(*wrong)]));
+    const at::Tensor output = output_.cpu();
+    const std::span values(output.const_data_ptr<float>(),
+                           static_cast<std::size_t>(output.numel()));
+    if (auto wrong = first_wrong(checked, values))
+      throw Error(formatted(
+          "{} of {} bytes on {} tensors: rank {}: expected {} at element {}, found {}",
+          lockstep::name_of(op_), bytes_, apps::name_of(memory_), checked.rank,
+          output_value(checked, *wrong), *wrong, values[static_cast<std::size_t>(*wrong)]));
   }
   group_.barrier().wait();  // before a rank refills shared memory
 }

@@ -8,11 +8,11 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/text.h"
-#include "comm/init/backends.h"
 #include "sys/program.h"
 #include "sys/topology.h"
 
 #include <lockstep/comm/init.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <nlohmann/json.hpp>
 
@@ -105,8 +105,9 @@ double CollectivesLine::bus_bandwidth() const {
 }
 
 // `core_to_core` is in seconds; 0 with a single core.
-void print_heading(int ranks, double core_to_core) {
-  print_to(stdout, "ranks {}; cores {}; from core to core {}\n", ranks, sys::usable_cores(),
+void print_heading(int ranks, c10::Device device, double core_to_core) {
+  print_to(stdout, "ranks {}; device {}; cores {}; from core to core {}\n", ranks, device.str(),
+           sys::usable_cores(),
            core_to_core > 0 ? as_time(core_to_core) : "not measured with one core");
   print_to(stdout, "{:<15}{:>9}  {:<12}{:<13}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>9}{:>9}{:>10}\n",
            "operation", "bytes", "tensors", "backend", "min", "p50", "p99", "max", "mean", "calls",
@@ -157,26 +158,29 @@ void take_turn(const Group& world, Participant& participant) {
   participant.seconds.insert(participant.seconds.end(), seconds.begin(), seconds.end());
 }
 
-// If ranks of different hosts cannot share memory, there is only one kind.
-bool has(const Group& group, Memory memory) {
+// A device has one kind of memory. On the CPU, if ranks cannot share memory, there is only one
+// kind, too.
+bool has(const Group& group, c10::Device device, Memory memory) {
+  if (memory == Memory::device || !device.is_cpu())
+    return memory == Memory::device && !device.is_cpu();
   return memory == Memory::ordinary || group.backend() == "shm";
 }
 
 std::vector<Participant> participants_of(const CollectivesOptions& options, const Groups& groups,
-                                         Collective op, std::int64_t bytes) {
+                                         c10::Device device, Collective op, std::int64_t bytes) {
   std::vector<Participant> participants;
   for (const Group& group : groups)
-    for (Memory memory : {Memory::arena, Memory::ordinary, Memory::node_shared}) {
+    for (Memory memory : {Memory::arena, Memory::ordinary, Memory::node_shared, Memory::device}) {
       bool wanted =
           options.memories.empty() || std::ranges::count(options.memories, name_of(memory)) > 0;
-      if (wanted && has(group, memory) && can_lie_in(memory, op))
-        participants.push_back({group, MeasuredCalls(group, op, bytes, memory)});
+      if (wanted && has(group, device, memory) && can_lie_in(memory, op))
+        participants.push_back({group, MeasuredCalls(group, op, bytes, memory, device)});
     }
   return participants;
 }
 
-bool has_bound(const Groups& groups, Collective op, std::int64_t bytes) {
-  return op == Collective::all_reduce && groups.front().backend() == "shm" &&
+bool has_bound(const Groups& groups, c10::Device device, Collective op, std::int64_t bytes) {
+  return op == Collective::all_reduce && device.is_cpu() && groups.front().backend() == "shm" &&
          2 * groups.front().size() * bytes >= beyond_caches;
 }
 
@@ -190,16 +194,16 @@ double fastest_pass(const Group& world, MemoryBound& bound) {
   return least;
 }
 
-void measure_row(const CollectivesOptions& options, const Groups& groups, Collective op,
-                 std::int64_t bytes) {
+void measure_row(const CollectivesOptions& options, const Groups& groups, c10::Device device,
+                 Collective op, std::int64_t bytes) {
   const Group& world = groups.front();
-  auto participants = participants_of(options, groups, op, bytes);
+  auto participants = participants_of(options, groups, device, op, bytes);
   for (Participant& participant : participants) {
     participant.calls.check_result();
     participant.calls_a_turn = calls_of_a_turn(world, participant.calls, options.turn);
   }
   std::optional<MemoryBound> memory;
-  if (has_bound(groups, op, bytes)) memory.emplace(bytes);
+  if (has_bound(groups, device, op, bytes)) memory.emplace(bytes);
   std::optional<double> bound;
   for (std::size_t round = 0; round < static_cast<std::size_t>(options.rounds); ++round) {
     for (std::size_t i = 0; i < participants.size(); ++i)
@@ -221,10 +225,9 @@ void measure_row(const CollectivesOptions& options, const Groups& groups, Collec
 Groups groups_of(const CollectivesOptions& options, const Group& world) {
   if (options.backends.empty()) return {world};
   Groups groups;
-  for (const std::string& name : options.backends) {
-    const std::string device = has_streams(name) ? "" : "cpu";
-    groups.push_back(name == world.backend() ? world : init({.backend = name, .device = device}));
-  }
+  for (const std::string& name : options.backends)
+    groups.push_back(name == world.backend() ? world
+                                             : init({.backend = name, .device = options.device}));
   return groups;
 }
 
@@ -238,6 +241,15 @@ void check_that_it_fits(const CollectivesOptions& options, const Groups& groups)
       largest <= available / tensors,
       "--to: {} tensors of {} are needed at once, and only {} are free: give a smaller --to",
       tensors, format_bytes(largest), format_bytes(available));
+}
+
+void check_memories(const CollectivesOptions& options, const Groups& groups, c10::Device device) {
+  for (const std::string& name : options.memories) {
+    const auto has_it = [&](const Group& group) { return has(group, device, memory_named(name)); };
+    check_input(std::ranges::any_of(groups, has_it),
+                "--memory {}: the backend {} has no such tensors on {}", name,
+                groups.front().backend(), device.str());
+  }
 }
 
 }  // namespace
@@ -258,17 +270,20 @@ void check_options(const CollectivesOptions& options) {
                                format_bytes(options.to), format_bytes(options.from)));
 }
 
-void measure_collectives(const CollectivesOptions& options, Group world) {
+void measure_collectives(const CollectivesOptions& options, Group world, c10::Device device) {
   Groups groups = groups_of(options, world);
-  check_that_it_fits(options, groups);
+  run_on_all_or_fail(world, [&] {
+    check_memories(options, groups, device);
+    check_that_it_fits(options, groups);
+  });
   double core_to_core = 0;
   if (world.is_root()) core_to_core = core_to_core_seconds();
   world.barrier().wait();
-  if (world.is_root() && !options.json) print_heading(world.size(), core_to_core);
+  if (world.is_root() && !options.json) print_heading(world.size(), device, core_to_core);
   for (const std::string& name : options.ops) {
     Collective op = collective_named(name);
     for (std::int64_t bytes : sizes_of(options, op, world.size()))
-      measure_row(options, groups, op, bytes);
+      measure_row(options, groups, device, op, bytes);
   }
 }
 

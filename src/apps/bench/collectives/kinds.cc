@@ -14,7 +14,7 @@ constexpr std::array measured{
     Collective::all_reduce, Collective::all_gather, Collective::reduce_scatter,
     Collective::broadcast,  Collective::all_to_all, Collective::reduce,
     Collective::gather,     Collective::scatter,    Collective::barrier};
-constexpr std::array<std::string_view, 3> memories{"arena", "ordinary", "node-shared"};
+constexpr std::array<std::string_view, 4> memories{"arena", "ordinary", "node-shared", "device"};
 constexpr std::int64_t element_bytes = sizeof(float);
 
 // A prime, so that parts and segments begin at different values and a shifted result is detected.
@@ -40,7 +40,7 @@ Memory memory_named(std::string_view name) {
 }
 
 bool can_lie_in(Memory memory, Collective op) {
-  if (op == Collective::barrier) return memory == Memory::ordinary;
+  if (op == Collective::barrier) return memory == Memory::ordinary || memory == Memory::device;
   return memory != Memory::node_shared || op == Collective::all_gather;
 }
 

@@ -11,17 +11,17 @@
 
 namespace lockstep::apps {
 
-// The memory of a call's tensors: from Group::empty_shared, from LibTorch's allocator, or from
-// Group::empty_node_shared, which exists once for all ranks of a node.
-enum class Memory : std::uint8_t { arena, ordinary, node_shared };
+// The memory of a call's tensors: from Group::empty_shared, from LibTorch's allocator, from
+// Group::empty_node_shared, which exists once for all ranks of a node, or memory of a device.
+enum class Memory : std::uint8_t { arena, ordinary, node_shared, device };
 
-// "arena", "ordinary", "node-shared".
+// "arena", "ordinary", "node-shared", "device".
 [[nodiscard]] std::span<const std::string_view> memory_names();
 [[nodiscard]] std::string_view name_of(Memory memory);
 // Throws BadInput for an unknown name.
 [[nodiscard]] Memory memory_named(std::string_view name);
 // Returns true if the operation supports this memory. Only an all_gather has an input that is a
-// part of its output; a barrier has no tensors.
+// part of its output; a barrier has no tensors, so it is measured once.
 [[nodiscard]] bool can_lie_in(Memory memory, Collective op);
 
 // Returns the names of the operations that can be measured, as in Group.

@@ -3,9 +3,9 @@
 #include "base/format.h"
 #include "base/scope_exit.h"
 #include "comm/backend/accelerator.h"
+#include "comm/backends/c10d/make.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -132,23 +132,21 @@ void C10dBackend::close(std::string_view) noexcept {
   connection_->close([this] { return running_ > 0; });
 }
 
-at::Tensor C10dBackend::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  return at::empty(sizes, options);
-}
-
 std::shared_ptr<BlockingCollectives> C10dBackend::subset(std::span<const int> ranks,
                                                          const std::string& name, int rank,
                                                          Duration timeout) {
   auto size = static_cast<int>(ranks.size());
-  return std::make_shared<C10dBackend>(connection_->make_group(name, rank, size, timeout), rank,
-                                       size, options_);
+  return std::make_shared<C10dBackend>(connection_->make_group(name, rank, size, timeout), store_,
+                                       rank, size, options_);
 }
 
 std::shared_ptr<BlockingCollectives> C10dBackend::on_host(const std::string& name,
                                                           Duration timeout) {
   if (!has_streams()) return nullptr;
-  return std::make_shared<C10dBackend>(options_.make_on_host(name, rank_, size_, timeout), rank_,
-                                       size_, options_);
+  auto options = options_;
+  options.join_timeout = timeout;
+  return std::make_shared<C10dBackend>(make_gloo(store_, name, rank_, size_, options), store_,
+                                       rank_, size_, options);
 }
 
 }  // namespace lockstep::c10d_backend

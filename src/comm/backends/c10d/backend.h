@@ -13,12 +13,12 @@
 
 #include "base/mutex.h"
 #include "comm/backend/blocking_collectives.h"
+#include "comm/backend/options.h"
 #include "comm/backends/c10d/connection.h"
 
 #include <c10/core/Stream.h>
 
 #include <atomic>
-#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -28,19 +28,13 @@
 
 namespace lockstep::c10d_backend {
 
-// What a runner and those of its subgroups have in common.
-struct RunnerOptions {
-  bool float_sums = false;  // InitOptions::float_sums
-  // Makes the backend of on_host().
-  std::function<std::shared_ptr<C10dConnection>(const std::string& name, int rank, int size,
-                                                Duration timeout)>
-      make_on_host = {};
-};
-
 class C10dBackend final : public BlockingCollectives {
  public:
-  C10dBackend(std::shared_ptr<C10dConnection> connection, int rank, int size, RunnerOptions options)
+  // `store` and `options` are those of the world.
+  C10dBackend(std::shared_ptr<C10dConnection> connection, std::shared_ptr<Store> store, int rank,
+              int size, BackendOptions options)
       : connection_(std::move(connection)),
+        store_(std::move(store)),
         rank_(rank),
         size_(size),
         options_(std::move(options)) {}
@@ -54,8 +48,6 @@ class C10dBackend final : public BlockingCollectives {
   [[nodiscard]] std::shared_ptr<Launched> launch(const PostedCall& call) override;
   void check_peers() override { connection_->check_peers(); }
   void close(std::string_view reason) noexcept override;
-  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
-                                        const at::TensorOptions& options) override;
   [[nodiscard]] std::shared_ptr<BlockingCollectives> subset(std::span<const int> ranks,
                                                             const std::string& name, int rank,
                                                             Duration timeout) override;
@@ -111,9 +103,10 @@ class C10dBackend final : public BlockingCollectives {
   void await(const PostedCall& call, Start start);
 
   std::shared_ptr<C10dConnection> connection_;
+  std::shared_ptr<Store> store_;
   int rank_;
   int size_;
-  const RunnerOptions options_;
+  const BackendOptions options_;
   Mutex launching_;  // held at each launch, and while the backend is being closed
   bool closed_ LOCKSTEP_GUARDED_BY(launching_) = false;  // nothing may be launched any more
   std::atomic<int> running_{0};                          // launched and not finished

@@ -18,13 +18,12 @@ namespace {
 
 class CustomConnection final : public C10dConnection {
  public:
-  CustomConnection(MakeC10dBackend make, std::string name, std::optional<at::Device> device,
-                   std::shared_ptr<Store> store, const std::string& group, int rank, int size,
-                   Duration timeout)
-      : make_(std::move(make)), name_(std::move(name)), device_(device), store_(std::move(store)) {
+  CustomConnection(std::string name, std::shared_ptr<Store> store, const std::string& group,
+                   int rank, int size, BackendOptions options)
+      : name_(std::move(name)), store_(std::move(store)), options_(std::move(options)) {
     auto part = as_c10d_store(store_, formatted("lockstep/{}/{}/", name_, group));
     try {
-      group_ = make_(part, rank, size, timeout);
+      group_ = options_.c10d(part, rank, size, options_.join_timeout);
     } catch (const c10::Error& error) {
       throw PeerLost(formatted("rank {} of {} could not make the backend {}: {}", rank, size, name_,
                                first_line(error.what_without_backtrace())));
@@ -35,10 +34,15 @@ class CustomConnection final : public C10dConnection {
   [[nodiscard]] std::string_view name() const override { return name_; }
   [[nodiscard]] CallRoute route_of(const PostedCall& call) override { return {*group_, call.root}; }
   [[nodiscard]] std::string objection_to(const at::Tensor& tensor) override {
-    return device_ ? not_on_device(tensor, *device_) : std::string();
+    return has_streams() ? not_on_device(tensor, *options_.device) : std::string();
   }
-  [[nodiscard]] std::optional<at::Device> device() override { return device_; }
-  [[nodiscard]] bool has_streams() const override { return device_.has_value(); }
+  // Tensors of a backend on streams must be on this rank's device.
+  [[nodiscard]] std::optional<at::Device> device() override {
+    return has_streams() ? options_.device : std::nullopt;
+  }
+  [[nodiscard]] bool has_streams() const override {
+    return options_.c10d_streams && options_.device;
+  }
   void mark_next(std::uint32_t) override {}
 
   void close(const std::function<bool()>&) noexcept override {
@@ -51,26 +55,25 @@ class CustomConnection final : public C10dConnection {
 
   [[nodiscard]] std::shared_ptr<C10dConnection> make_group(const std::string& name, int rank,
                                                            int size, Duration timeout) override {
-    return std::make_shared<CustomConnection>(make_, name_, device_, store_, name, rank, size,
-                                              timeout);
+    auto options = options_;
+    options.join_timeout = timeout;
+    return make_custom(name_, store_, name, rank, size, options);
   }
 
  private:
-  MakeC10dBackend make_;
   std::string name_;
-  std::optional<at::Device> device_;  // of a backend on streams; all tensors must be on it
   std::shared_ptr<Store> store_;
+  BackendOptions options_;
   c10::intrusive_ptr<c10d::Backend> group_;
 };
 
 }  // namespace
 
-std::shared_ptr<C10dConnection> make_custom(const MakeC10dBackend& make, const std::string& name,
-                                            std::optional<c10::Device> streams_of,
-                                            std::shared_ptr<Store> store, const std::string& group,
-                                            int rank, int size, Duration timeout) {
-  return std::make_shared<CustomConnection>(make, name, streams_of, std::move(store), group, rank,
-                                            size, timeout);
+std::shared_ptr<C10dConnection> make_custom(std::string name, std::shared_ptr<Store> store,
+                                            const std::string& group, int rank, int size,
+                                            const BackendOptions& options) {
+  return std::make_shared<CustomConnection>(std::move(name), std::move(store), group, rank, size,
+                                            options);
 }
 
 }  // namespace lockstep::c10d_backend

@@ -209,7 +209,7 @@ class GlooConnection final : public C10dConnection {
 bool has_gloo() { return true; }
 
 std::shared_ptr<C10dConnection> make_gloo(std::shared_ptr<Store> store, const std::string& name,
-                                          int rank, int size, GlooOptions options) {
+                                          int rank, int size, const BackendOptions& options) {
   std::shared_ptr<::gloo::transport::Device> device;
   sys::run_without_signals(
       [&] { device = c10d::ProcessGroupGloo::createDeviceForHostname(options.address); });

@@ -73,7 +73,7 @@ std::string name_of_gpu(c10::DeviceIndex index) {
 // every rank of the world has dropped its last group.
 class Family {
  public:
-  Family(std::shared_ptr<Store> store, int rank, int size, NcclOptions options)
+  Family(std::shared_ptr<Store> store, int rank, int size, const BackendOptions& options)
       : store_(std::move(store)),
         device_(options.device.value_or(at::kCUDA)),
         join_timeout_(options.join_timeout),
@@ -278,7 +278,7 @@ std::vector<std::string> gpu_names() {
 }
 
 std::shared_ptr<C10dConnection> make_nccl(const std::shared_ptr<Store>& store, int rank, int size,
-                                          NcclOptions options) {
+                                          const BackendOptions& options) {
   set_missing_variables();
   auto family = std::make_shared<Family>(store, rank, size, options);
   return std::make_shared<NcclConnection>(family, family->world(), rank, size);

@@ -7,7 +7,7 @@ namespace lockstep::c10d_backend {
 bool has_gloo() { return false; }
 
 std::shared_ptr<C10dConnection> make_gloo(std::shared_ptr<Store>, const std::string&, int, int,
-                                          GlooOptions) {
+                                          const BackendOptions&) {
   throw BadInput(
       "the backend gloo is not in this build: install Gloo's headers (libgloo-dev) and build "
       "again");

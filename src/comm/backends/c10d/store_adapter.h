@@ -20,9 +20,8 @@ namespace lockstep::c10d_backend {
 [[nodiscard]] c10::intrusive_ptr<c10d::Store> as_c10d_store(std::shared_ptr<Store> store,
                                                             std::string prefix);
 
-// Returns a Store whose keys are `prefix` + key in `store`. Thread-safe: waits poll, because one
-// blocking call of a c10d store blocks all other calls of the same client.
-[[nodiscard]] std::shared_ptr<Store> as_store(c10::intrusive_ptr<c10d::Store> store,
-                                              std::string prefix);
+// Returns a Store with the keys of `store`. Thread-safe: waits poll, because one blocking call of a
+// c10d store blocks all other calls of the same client.
+[[nodiscard]] std::shared_ptr<Store> as_store(c10::intrusive_ptr<c10d::Store> store);
 
 }  // namespace lockstep::c10d_backend

@@ -47,14 +47,4 @@ HostLayout make_layout(std::span<const std::string> names, int rank) {
   return layout;
 }
 
-std::vector<Placed> placed(std::span<const int> order, std::span<const std::int64_t> counts) {
-  std::vector<Placed> result(order.size());
-  std::size_t begin = 0;
-  for (int rank : order) {
-    result[rank] = {begin, static_cast<std::size_t>(counts[rank])};
-    begin += result[rank].count;
-  }
-  return result;
-}
-
 }  // namespace lockstep::hierarchical

@@ -29,12 +29,4 @@ struct HostLayout {
 // names[r] is the host of rank r.
 [[nodiscard]] HostLayout make_layout(std::span<const std::string> names, int rank);
 
-// The begin and length of a rank's part, if all parts are stored consecutively.
-struct Placed {
-  std::size_t begin = 0;
-  std::size_t count = 0;
-};
-[[nodiscard]] std::vector<Placed> placed(std::span<const int> order,
-                                         std::span<const std::int64_t> counts);
-
 }  // namespace lockstep::hierarchical

@@ -52,10 +52,21 @@ std::string tag_of_parts(const PostedCall& call) {
                    name_of(call.collective), call.number, fingerprint_of(call));
 }
 
+// Performs one call: run() returns when this rank's part is complete, and throws the subgroups'
+// exceptions. One thread performs the calls of one task queue; calls of different queues run
+// concurrently.
+//
+// all_reduce, h hosts of l ranks each: reduce_scatter inside the host, all_reduce of each chunk
+// across hosts by all ranks at once, all_gather inside. A rank sends 2 (h-1)/h of an l-th of the
+// tensor across hosts; a flat ring would send 2 (hl-1)/hl of the whole tensor (the scheme of
+// BlueConnect, Cho et al., MLSys 2019). Large tensors are split into segments, so that
+// communication inside hosts and over the network overlap.
 class Performer {
  public:
-  Performer(const Parts& parts, const PostedCall& call)
-      : parts_(parts),
+  Performer(Parts& parts, const PostedCall& call)
+      : local_(parts.local),
+        across_(parts.across),
+        all_(parts.all),
         call_(call),
         layout_(parts.layout),
         tag_(tag_of_parts(call)),
@@ -64,6 +75,7 @@ class Performer {
         op_(call.op == Op::average && !averages_twice_ ? Op::sum : call.op) {}
 
   void run() {
+    at::NoGradGuard no_grad;
     switch (call_.collective) {
       case Collective::all_reduce:
         return all_reduce(flat(call_.output));
@@ -80,23 +92,12 @@ class Performer {
       case Collective::send:
       case Collective::recv:
         return message();
-      case Collective::all_to_all: {
-        auto all = parts_.all;
-        if (call_.input_counts.empty())
-          return all.all_to_all(call_.output, call_.input, options_, call_.where).wait();
-        return all
-            .all_to_all(call_.output, call_.input, call_.output_counts, call_.input_counts,
-                        options_, call_.where)
-            .wait();
-      }
-      case Collective::gather: {
-        auto all = parts_.all;
-        return all.gather(call_.output, call_.input, call_.root, options_, call_.where).wait();
-      }
-      case Collective::scatter: {
-        auto all = parts_.all;
-        return all.scatter(call_.output, call_.input, call_.root, options_, call_.where).wait();
-      }
+      case Collective::all_to_all:
+        return all_to_all();
+      case Collective::gather:
+        return all_.gather(call_.output, call_.input, call_.root, options_, call_.where).wait();
+      case Collective::scatter:
+        return all_.scatter(call_.output, call_.input, call_.root, options_, call_.where).wait();
     }
   }
 
@@ -105,10 +106,8 @@ class Performer {
     if (!layout_.is_even()) return all_reduce_by_leaders(tensor);
     if (static_cast<std::int64_t>(tensor.nbytes()) > small_bytes)
       return all_reduce_in_segments(tensor);
-    auto local = parts_.local;
-    auto across = *parts_.across;
-    local.all_reduce(tensor, op_, options_, call_.where).wait();
-    across.all_reduce(tensor, op_, options_, call_.where).wait();
+    local_.all_reduce(tensor, op_, options_, call_.where).wait();
+    across_->all_reduce(tensor, op_, options_, call_.where).wait();
     divide(tensor);
   }
 
@@ -119,28 +118,26 @@ class Performer {
       Counts counts;
       Work work;
     };
-    auto local = parts_.local;
-    auto across = *parts_.across;
     auto most = segment_bytes / static_cast<std::int64_t>(tensor.element_size());
     std::vector<Segment> segments;
     for (std::int64_t begin = 0; begin < tensor.numel(); begin += most) {
       auto whole = tensor.narrow(0, begin, std::min(most, tensor.numel() - begin));
-      Counts counts(local.size(), whole.numel() / local.size());
-      counts.back() += whole.numel() % local.size();
-      auto place = std::accumulate(counts.begin(), counts.begin() + local.rank(), std::int64_t{0});
-      auto mine = whole.narrow(0, place, counts[local.rank()]);
-      auto work = local.reduce_scatter(mine, whole, counts, op_, options_, call_.where);
+      Counts counts(local_.size(), whole.numel() / local_.size());
+      counts.back() += whole.numel() % local_.size();
+      auto place = std::accumulate(counts.begin(), counts.begin() + local_.rank(), std::int64_t{0});
+      auto mine = whole.narrow(0, place, counts[local_.rank()]);
+      auto work = local_.reduce_scatter(mine, whole, counts, op_, options_, call_.where);
       segments.push_back({whole, mine, counts, work});
     }
     for (auto& segment : segments) {
       segment.work.wait();
-      segment.work = across.all_reduce(segment.mine, op_, options_, call_.where);
+      segment.work = across_->all_reduce(segment.mine, op_, options_, call_.where);
     }
     for (auto& segment : segments) {
       segment.work.wait();
       divide(segment.mine);
       segment.work =
-          local.all_gather(segment.whole, segment.mine, segment.counts, options_, call_.where);
+          local_.all_gather(segment.whole, segment.mine, segment.counts, options_, call_.where);
     }
     for (auto& segment : segments) segment.work.wait();
   }
@@ -148,20 +145,18 @@ class Performer {
   // Half precision is divided before it is rounded for the transfer to other hosts: a sum could
   // overflow.
   void all_reduce_by_leaders(const at::Tensor& tensor) {
-    auto local = parts_.local;
     const bool rounds = is_half(tensor);
     auto sum = rounds ? tensor.to(at::kFloat) : tensor;
-    local.reduce(sum, 0, op_, options_, call_.where).wait();
-    if (parts_.across) {
-      auto across = *parts_.across;
+    local_.reduce(sum, 0, op_, options_, call_.where).wait();
+    if (across_) {
       if (rounds) {
         divide(sum);
         tensor.copy_(sum);
       }
-      across.all_reduce(tensor, op_, options_, call_.where).wait();
+      across_->all_reduce(tensor, op_, options_, call_.where).wait();
       if (!rounds) divide(tensor);
     }
-    local.broadcast(tensor, 0, options_, call_.where).wait();
+    local_.broadcast(tensor, 0, options_, call_.where).wait();
   }
 
   void reduce() {
@@ -174,17 +169,14 @@ class Performer {
   // other host, then inside those hosts. If hosts are even, the root itself sends to the other
   // hosts.
   void broadcast() {
-    auto local = parts_.local;
     auto root_host = layout_.host_of(call_.root);
     bool at_root = layout_.host == root_host;
     int speaker = layout_.is_even() ? layout_.place_of(call_.root) : 0;
     if (at_root)
-      local.broadcast(call_.output, layout_.place_of(call_.root), options_, call_.where).wait();
-    if (parts_.across && layout_.place == speaker) {
-      auto across = *parts_.across;
-      across.broadcast(call_.output, root_host, options_, call_.where).wait();
-    }
-    if (!at_root) local.broadcast(call_.output, speaker, options_, call_.where).wait();
+      local_.broadcast(call_.output, layout_.place_of(call_.root), options_, call_.where).wait();
+    if (across_ && layout_.place == speaker)
+      across_->broadcast(call_.output, root_host, options_, call_.where).wait();
+    if (!at_root) local_.broadcast(call_.output, speaker, options_, call_.where).wait();
   }
 
   // If hosts are even, each rank gathers the parts of the ranks with its place, then shares them
@@ -192,7 +184,6 @@ class Performer {
   // reordered at the end.
   void all_gather() {
     auto counts = counts_of(call_.output_counts, call_.output.numel());
-    auto local = parts_.local;
     auto gathered = at::empty({call_.output.numel()}, call_.output.options());
     std::vector<int> order;
     auto count_of = [&](const std::vector<int>& ranks) {
@@ -212,11 +203,10 @@ class Performer {
         columns.push_back(count_of(column));
         order.insert(order.end(), column.begin(), column.end());
       }
-      auto across = *parts_.across;
       auto equals = at::empty({columns[layout_.place]}, call_.output.options());
       auto column_counts = counts_in(layout_.across());
-      across.all_gather(equals, flat(call_.input), column_counts, options_, call_.where).wait();
-      local.all_gather(gathered, equals, columns, options_, call_.where).wait();
+      across_->all_gather(equals, flat(call_.input), column_counts, options_, call_.where).wait();
+      local_.all_gather(gathered, equals, columns, options_, call_.where).wait();
     } else {
       Counts rows;
       for (const auto& ranks : layout_.hosts) {
@@ -225,19 +215,16 @@ class Performer {
       }
       auto row = at::empty({rows[layout_.host]}, call_.output.options());
       auto local_counts = counts_in(layout_.local());
-      local.all_gather(row, flat(call_.input), local_counts, options_, call_.where).wait();
-      if (parts_.across) {
-        auto across = *parts_.across;
-        across.all_gather(gathered, row, rows, options_, call_.where).wait();
-      }
-      local.broadcast(gathered, 0, options_, call_.where).wait();
+      local_.all_gather(row, flat(call_.input), local_counts, options_, call_.where).wait();
+      if (across_) across_->all_gather(gathered, row, rows, options_, call_.where).wait();
+      local_.broadcast(gathered, 0, options_, call_.where).wait();
     }
-    auto places = placed(order, counts);
-    std::int64_t begin = 0;
-    for (int rank = 0; rank < layout_.size(); ++rank) {
-      auto from = gathered.narrow(0, static_cast<std::int64_t>(places[rank].begin), counts[rank]);
-      flat(call_.output).narrow(0, begin, counts[rank]).copy_(from);
-      begin += counts[rank];
+    const auto begins = begins_of(counts);
+    std::int64_t from = 0;
+    for (int rank : order) {
+      const auto part = gathered.narrow(0, from, counts[rank]);
+      flat(call_.output).narrow(0, begins[rank], counts[rank]).copy_(part);
+      from += counts[rank];
     }
   }
 
@@ -245,8 +232,7 @@ class Performer {
   void reduce_scatter() {
     auto input = flat(call_.input);
     auto counts = counts_of(call_.input_counts, input.numel());
-    std::vector<std::int64_t> begins(counts.size());
-    std::exclusive_scan(counts.begin(), counts.end(), begins.begin(), std::int64_t{0});
+    const auto begins = begins_of(counts);
     int rank = layout_.local()[layout_.place];
     if (!layout_.is_even()) {
       auto sum = input.clone();
@@ -268,19 +254,25 @@ class Performer {
         if (static_cast<int>(place) == layout_.place) mine.push_back(counts[member]);
       }
     }
-    auto local = parts_.local;
-    auto across = *parts_.across;
     auto column = at::empty({columns[layout_.place]}, input.options());
-    local.reduce_scatter(column, by_place, columns, op_, options_, call_.where).wait();
+    local_.reduce_scatter(column, by_place, columns, op_, options_, call_.where).wait();
     auto part = at::empty({counts[rank]}, input.options());
-    across.reduce_scatter(part, column, mine, op_, options_, call_.where).wait();
+    across_->reduce_scatter(part, column, mine, op_, options_, call_.where).wait();
     divide(part);
     flat(call_.output).copy_(part);
   }
 
+  void all_to_all() {
+    if (call_.input_counts.empty())
+      return all_.all_to_all(call_.output, call_.input, options_, call_.where).wait();
+    all_.all_to_all(call_.output, call_.input, call_.output_counts, call_.input_counts, options_,
+                    call_.where)
+        .wait();
+  }
+
   void message() {
     bool is_local = layout_.host_of(call_.root) == layout_.host;
-    auto group = is_local ? parts_.local : parts_.all;
+    Group& group = is_local ? local_ : all_;
     int peer = is_local ? layout_.place_of(call_.root) : call_.root;
     auto work = call_.collective == Collective::send
                     ? group.send(call_.input, peer, options_, call_.where)
@@ -289,13 +281,9 @@ class Performer {
   }
 
   void barrier() {
-    auto local = parts_.local;
-    local.barrier(options_, call_.where).wait();
-    if (parts_.across) {
-      auto across = *parts_.across;
-      across.barrier(options_, call_.where).wait();
-    }
-    if (!layout_.is_even()) local.barrier(options_, call_.where).wait();
+    local_.barrier(options_, call_.where).wait();
+    if (across_) across_->barrier(options_, call_.where).wait();
+    if (!layout_.is_even()) local_.barrier(options_, call_.where).wait();
   }
 
   // For an average: divides after the sum.
@@ -303,11 +291,19 @@ class Performer {
     if (call_.op == Op::average && !averages_twice_)
       tensor.div_(at::full({}, static_cast<double>(layout_.size()), tensor.options()));
   }
+  [[nodiscard]] static Counts begins_of(const Counts& counts) {
+    Counts begins(counts.size());
+    std::exclusive_scan(counts.begin(), counts.end(), begins.begin(), std::int64_t{0});
+    return begins;
+  }
+
   [[nodiscard]] Counts counts_of(const Counts& given, std::int64_t all) const {
     return given.empty() ? Counts(layout_.size(), all / layout_.size()) : given;
   }
 
-  const Parts& parts_;
+  Group& local_;
+  std::optional<Group>& across_;
+  Group& all_;
   const PostedCall& call_;
   const HostLayout& layout_;
   const std::string tag_;
@@ -316,19 +312,6 @@ class Performer {
   const bool averages_twice_;
   const Op op_;  // of the inner operations
 };
-
-// Performs one call; returns when this rank's part is complete. Throws the subgroups' exceptions.
-// One thread performs the calls of one task queue; calls of different queues run concurrently.
-//
-// all_reduce, h hosts of l ranks each: reduce_scatter inside the host, all_reduce of each chunk
-// across hosts by all ranks at once, all_gather inside. A rank sends 2 (h-1)/h of an l-th of the
-// tensor across hosts; a flat ring would send 2 (hl-1)/hl of the whole tensor (the scheme of
-// BlueConnect, Cho et al., MLSys 2019). Large tensors are split into segments, so that
-// communication inside hosts and over the network overlap.
-void perform(const Parts& parts, const PostedCall& call) {
-  at::NoGradGuard no_grad;
-  Performer(parts, call).run();
-}
 
 // Subgroups have no timeout: the whole group has timeouts, names late ranks, and ends its
 // subgroups.
@@ -367,7 +350,7 @@ class HierarchicalRunner final : public BlockingCollectives {
         parts_(make_parts(inside_, across_, hosts_, group, rank)) {}
 
   [[nodiscard]] std::string_view name() const override { return "hierarchical"; }
-  void run(const PostedCall& call) override { perform(parts_, call); }
+  void run(const PostedCall& call) override { Performer(parts_, call).run(); }
   void close(std::string_view reason) noexcept override {
     for (auto* part : {&parts_.local, parts_.across ? &*parts_.across : nullptr, &parts_.all}) {
       try {
@@ -418,7 +401,7 @@ class HierarchicalRunner final : public BlockingCollectives {
 
 }  // namespace
 
-std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, const Options& options,
+std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, const BackendOptions& options,
                               const MakeBackend& inside, const MakeBackend& across) {
   auto layout = make_layout(options.hosts, rank);
   auto size = layout.size();

@@ -6,18 +6,13 @@
 #include <lockstep/comm/backend.h>
 #include <lockstep/store/store.h>
 
+#include "comm/backend/options.h"
+
 #include <functional>
 #include <memory>
 #include <span>
-#include <string>
-#include <vector>
 
 namespace lockstep::hierarchical {
-
-struct Options {
-  Duration join_timeout = std::chrono::minutes(5);
-  std::vector<std::string> hosts;  // by rank
-};
 
 // Makes a backend for these world ranks, which share `store`; this rank is number `place` of them.
 using MakeBackend = std::function<std::shared_ptr<Backend>(std::shared_ptr<Store> store, int place,
@@ -26,7 +21,7 @@ using MakeBackend = std::function<std::shared_ptr<Backend>(std::shared_ptr<Store
 // Calls `inside` for the ranks of this host and `across` for all ranks. Blocks until all have
 // joined.
 [[nodiscard]] std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank,
-                                            const Options& options, const MakeBackend& inside,
-                                            const MakeBackend& across);
+                                            const BackendOptions& options,
+                                            const MakeBackend& inside, const MakeBackend& across);
 
 }  // namespace lockstep::hierarchical

@@ -311,10 +311,6 @@ LocalBackend::LocalBackend(std::shared_ptr<World> world, int rank, int size)
 
 LocalBackend::~LocalBackend() { world_->leave(rank(), grace_.is_by_exception()); }
 
-at::Tensor LocalBackend::empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  return at::empty(sizes, options);
-}
-
 at::Tensor LocalBackend::empty_node_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
                                            const Agree& agree) {
   (void)host_bytes("empty_node_shared", sizes, options);

@@ -99,8 +99,6 @@ class LocalBackend final : public Backend {
   void post(const Call& call) override { world_->post(rank(), call); }
   void wait(CallId id) override { world_->wait(rank(), id); }
   [[nodiscard]] bool done(CallId id) override { return world_->done(id); }
-  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
-                                        const at::TensorOptions& options) override;
   [[nodiscard]] at::Tensor empty_node_shared(at::IntArrayRef sizes,
                                              const at::TensorOptions& options,
                                              const Agree& agree) override;

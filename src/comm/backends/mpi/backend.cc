@@ -35,7 +35,6 @@
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 namespace lockstep::mpi {
@@ -424,10 +423,6 @@ class MpiCollectives final : public BlockingCollectives {
   [[nodiscard]] std::string_view name() const override { return "mpi"; }
   void run(const PostedCall& call) override { member_->run(call); }
   void close(std::string_view reason) noexcept override { member_->close(reason); }
-  [[nodiscard]] at::Tensor empty_shared(at::IntArrayRef sizes,
-                                        const at::TensorOptions& options) override {
-    return at::empty(sizes, options);
-  }
   [[nodiscard]] std::shared_ptr<BlockingCollectives> subset(std::span<const int> ranks,
                                                             const std::string& name, int rank,
                                                             Duration) override {
@@ -447,8 +442,8 @@ class MpiCollectives final : public BlockingCollectives {
 
 bool has_mpi() { return !libraries().empty(); }
 
-std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
-                              Duration join_timeout) {
+std::shared_ptr<Backend> make(std::string_view /*name*/, std::shared_ptr<Store> store, int rank,
+                              int size, const BackendOptions& options) {
   auto& progress = ProgressThread::open();
   check_input(progress.size() >= size,
               "the backend mpi: rank {} of {} is one of {} processes that MPI ({}) knows of; start "
@@ -459,7 +454,7 @@ std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
       *store, {.prefix = "mpi/", .rank = rank, .size = size, .purpose = "to join over MPI"},
       formatted("{} {} {}", progress.rank(), Clock::now().time_since_epoch().count(),
                 sys::process_identity()),
-      join_timeout);
+      options.join_timeout);
   std::vector<int> world_ranks;
   std::vector<std::string> processes;
   for (const auto& text : texts) {
@@ -477,7 +472,7 @@ std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
       std::make_shared<Member>(progress, fingerprint(texts.front()), std::move(world_ranks), rank);
   return sys::make_shared_of_process<BlockingBackend>(
       std::make_shared<MpiCollectives>(progress, std::move(member)), std::move(store), GroupNames(),
-      rank, size, join_timeout);
+      rank, size, options.join_timeout);
 }
 
 }  // namespace lockstep::mpi

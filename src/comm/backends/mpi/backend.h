@@ -6,11 +6,13 @@
 // BlockingBackend queues the calls, compares them, and finds out why a call does not complete.
 #pragma once
 
-#include <lockstep/base/deadline.h>
 #include <lockstep/comm/backend.h>
 #include <lockstep/store/store.h>
 
+#include "comm/backend/options.h"
+
 #include <memory>
+#include <string_view>
 
 namespace lockstep::mpi {
 
@@ -20,7 +22,7 @@ namespace lockstep::mpi {
 // Makes the world of `size` ranks, which exchange their ranks in MPI_COMM_WORLD through the store.
 // Blocks until all ranks have joined. Throws BadInput if mpirun started fewer processes or there is
 // no MPI, and Timeout if a rank does not join.
-[[nodiscard]] std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
-                                            Duration join_timeout);
+[[nodiscard]] std::shared_ptr<Backend> make(std::string_view name, std::shared_ptr<Store> store,
+                                            int rank, int size, const BackendOptions& options);
 
 }  // namespace lockstep::mpi

@@ -8,13 +8,13 @@
 #include "base/format.h"
 #include "comm/backends/mpi/progress_thread.h"
 #include "comm/rendezvous/meeting.h"
+#include "sys/random_bytes.h"
 #include "sys/socket_address.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <future>
-#include <random>
 #include <span>
 #include <sstream>
 #include <string>
@@ -29,13 +29,6 @@ using namespace std::chrono_literals;
 constexpr std::size_t secret_bytes = 32;
 // Time limit per address; packets to an unreachable address may be dropped silently.
 constexpr Duration bootstrap_timeout = 3s;
-
-std::string new_secret() {
-  std::random_device random;
-  std::string secret(secret_bytes, '\0');
-  std::ranges::generate(secret, [&] { return static_cast<char>(random()); });
-  return secret;
-}
 
 // Receives the text that rank 0 of MPI's world sends to all other ranks.
 class Invitation final : public MessageHandler {
@@ -109,7 +102,7 @@ std::shared_ptr<Store> open_mpi_store(Deadline deadline) {
   const auto meeting =
       fingerprint_of(fingerprint("a meeting of everybody"), progress.next_bootstrap());
   if (progress.rank() != 0) return connect(await_invitation(progress, meeting, deadline), deadline);
-  auto secret = new_secret();
+  auto secret = sys::random_bytes(secret_bytes);
   auto server =
       std::make_shared<StoreServer>(StoreServerOptions{.host = "0.0.0.0", .secret = secret});
   auto addresses = listed(sys::own_addresses(), " ");

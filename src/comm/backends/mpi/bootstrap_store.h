@@ -10,8 +10,9 @@
 namespace lockstep::mpi {
 
 // Every rank of MPI's world must call it equally often. Blocks until rank 0 has joined. Rank 0
-// serves the store while it holds the pointer. Throws BadInput if there is no MPI; Timeout if none
-// of rank 0's addresses answers, or rank 0 does not join.
+// serves the store while it holds the pointer. Throws BadInput if there is no MPI; PeerLost if the
+// process of rank 0 has ended; Timeout if none of rank 0's addresses answers, or rank 0 does not
+// join.
 [[nodiscard]] std::shared_ptr<Store> open_mpi_store(Deadline deadline);
 
 }  // namespace lockstep::mpi

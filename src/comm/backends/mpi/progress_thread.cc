@@ -66,8 +66,10 @@ ProgressThread::ProgressThread() {
 }
 
 void ProgressThread::begin() {
+  sys::process_identity().copy(world_.root, sizeof(world_.root) - 1);
   if (int code = mpi_->start(&world_); code != 0)
     throw BadInput(formatted("the backend mpi: MPI cannot be initialised: {}", explained(code)));
+  watch(0, world_.root);  // it serves the store, in which the ranks find each other's processes
   next_tags_.assign(world_.size, 0);
   for (int number = 0; number < envelopes; ++number) {
     auto& envelope = envelopes_.emplace_back();

@@ -9,13 +9,13 @@
 #include "base/text.h"
 #include "comm/backends/shm/shared_group_state.h"
 #include "sys/process.h"
+#include "sys/random_bytes.h"
 #include "sys/sockets.h"
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <optional>
-#include <random>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -48,10 +48,8 @@ struct Greeting {
 };
 
 Token random_token() {
-  std::random_device random;
-  const auto text = formatted("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
   Token token{};
-  std::ranges::copy(text, token.begin());
+  std::ranges::copy(sys::hexadecimal(sys::random_bytes(token.size() / 2)), token.begin());
   return token;
 }
 

@@ -194,22 +194,22 @@ class ShmBackend : public Backend {
 
 }  // namespace
 
-std::shared_ptr<Backend> make(std::shared_ptr<Store> store, int rank, int size,
-                              BackendOptions options) {
+std::shared_ptr<Backend> make(std::string_view /*name*/, std::shared_ptr<Store> store, int rank,
+                              int size, const BackendOptions& options) {
   std::optional<std::int64_t> asked;
   if (options.arena_bytes != 0) asked = options.arena_bytes;
   std::string_view origin = asked ? "arena_bytes" : "LOCKSTEP_ARENA";
   if (!asked) asked = environment::bytes("LOCKSTEP_ARENA");
   auto bytes = arena_bytes(asked, origin, size);
   // A sanitizer would not detect uses of freed tensors in the arena.
-  bool has_tensors = options.has_tensors.value_or(
+  bool has_tensors = options.arena_tensors.value_or(
       environment::flag("LOCKSTEP_ARENA_TENSORS").value_or(!sys::malloc_is_watched));
   std::size_t for_tensors =
       has_tensors && ArenaTensors::are_possible() ? bytes_for_tensors(bytes, size) : 0;
   auto ends = std::make_shared<Ends>(std::move(store), rank, size,
                                      EndpointOptions{.timeout = options.timeout,
                                                      .join_timeout = options.join_timeout,
-                                                     .world_ranks = std::move(options.world_ranks),
+                                                     .world_ranks = options.world_ranks,
                                                      .arena_bytes = bytes + for_tensors},
                                      for_tensors);
   auto& world = ends->endpoint.world();

@@ -64,10 +64,24 @@ void GroupMember::post(const CallInfo& info, CallBuffers buffers) {
   auto operands = channel.place(info, std::move(buffers));
   wait_for_conflicts(channel, operands, info.timeout);
   finish_complete();
+  stage(channel, operands, info.timeout);
   channel.fill_next(info, std::move(operands));
   if (post_next(channel, info)) return;
   channel.empty_next();
   throw_failure();
+}
+
+// If the arena has no room for a copy of a tensor, waits for earlier operations of the channel,
+// which all ranks post in the same order: their copies are freed then.
+void GroupMember::stage(Channel& channel, Operands& operands, Duration timeout) {
+  for (;;) {
+    try {
+      return operands.stage(shared_.peers());
+    } catch (const BadInput&) {
+      if (channel.finished() == channel.posted()) throw;
+    }
+    wait(channel, {.sequence = channel.finished() + 1}, timeout);
+  }
 }
 
 bool GroupMember::post_next(Channel& channel, const CallInfo& info) {

@@ -81,6 +81,7 @@ class GroupMember {
   [[nodiscard]] bool post_next(Channel& channel, const CallInfo& info);
   void fail_by_error(const std::exception& error) const;
   void wait_for_conflicts(const Channel& channel, const Operands& operands, Duration timeout);
+  void stage(Channel& channel, Operands& operands, Duration timeout);
   // Delivers complete operations of all channels. Called by the posting thread, or under
   // active_mutex_.
   void finish_complete();

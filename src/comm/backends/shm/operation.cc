@@ -44,8 +44,6 @@ Operands Operands::place(const PeerMappings& peers, const ChannelMemory& memory,
   placed.keep_output_ = std::move(buffers.keep_output);
   placed.inline_ = fits_slot(info, memory);
   if (placed.inline_) {
-    placed.reads_own_part_from_input_ = reads && (info.collective == Collective::all_to_all ||
-                                                  info.collective == Collective::scatter);
     if (reads && !combines(info.collective))
       placed.input_location_ = peers.locate(placed.input_.data, placed.input_.bytes);
   } else {
@@ -93,11 +91,10 @@ void Operands::leak() {
 bool Operands::must_precede(const Operands& later, bool same_channel) const {
   bool reads_ours = overlap(output_, later.input_);
   bool writes_output = overlap(output_, later.output_);
-  bool is_copied = (inline_ && !reads_own_part_from_input_) || input_block_ != nullptr;
+  bool is_copied = inline_ || input_block_ != nullptr;
   bool later_copies = later.inline_ || !later.input_location_.is_somewhere();
   bool delivers_late = inline_ || staged_output() != nullptr;  // by the owner, maybe after peers
-  if (same_channel && !reads_own_part_from_input_)
-    return delivers_late ? reads_ours || writes_output : reads_ours && later_copies;
+  if (same_channel) return delivers_late ? reads_ours || writes_output : reads_ours && later_copies;
   return reads_ours || writes_output || (!is_copied && overlap(input_, later.output_));
 }
 
@@ -166,7 +163,8 @@ void Operation::agree(const CallInfo& info) {
 
 void Operation::fill(const PeerMappings& peers, int me, const CallInfo& info, Operands&& operands) {
   check_combination(info);
-  operands.stage(peers);
+  const Buffer input = operands.input();
+  if (operands.is_inline()) inline_copy_.assign(input.data, input.data + input.bytes);
   agree(info);
   operands_ = std::move(operands);
   me_ = me;
@@ -190,24 +188,21 @@ void Operation::publish(const PeerMappings& peers, const ChannelMemory& memory,
                         const CallInfo& info) {
   if (info.is_uneven()) publish_counts(peers, memory, info);
   if (is_inline()) {
-    inputs_[me_] = memory.inline_input(me_, sequence_);
+    inputs_[me_] = inline_copy_.data();
     if (!combines(collective_)) origins_[me_] = operands_.input().data;
-    write_inline_input();
+    write_inline_input(memory.inline_input(me_, sequence_));
   }
   write(memory.slot(me_, sequence_), sequence_,
         {print_, operands_.input_location(), operands_.output_location()}, info, file_in_slot_);
 }
 
-// Copies the input to the slot. If each rank gets a part of the input, this rank reads its own part
-// from the input directly, so that part is not copied.
-void Operation::write_inline_input() const {
-  const Buffer input = operands_.input();
-  if (input.bytes == 0) return;
-  std::byte* slot_input = inputs_[static_cast<std::size_t>(me_)];
-  const std::size_t part = operands_.reads_own_part_from_input() ? input.bytes / inputs_.size() : 0;
+// Copies the input to the slot, except for a part that is for this rank alone.
+void Operation::write_inline_input(std::byte* slot_input) const {
+  const auto& input = inline_copy_;
+  const std::size_t part = gives_each_its_part(collective_) ? input.size() / inputs_.size() : 0;
   const std::size_t begin = part * static_cast<std::size_t>(me_);
-  std::memcpy(slot_input, input.data, begin);
-  std::memcpy(slot_input + begin + part, input.data + begin + part, input.bytes - begin - part);
+  std::copy_n(input.data(), begin, slot_input);
+  std::copy(input.begin() + begin + part, input.end(), slot_input + begin + part);
 }
 
 // begin_write() first: a member may still be reading the counts of the previous operation in this
@@ -354,9 +349,7 @@ void Operation::move_inline() const {
       if (me_ < move.first() || me_ >= move.end(shape_.size)) return;
       std::byte* to = at_element(outputs_[me_], move.destination_offset, dtype_);
       if (to == at_element(origins_[move.source], move.source_offset, dtype_)) return;
-      const auto& inputs =
-          move.source == me_ && operands_.reads_own_part_from_input() ? origins_ : inputs_;
-      const std::byte* from = at_element(inputs[move.source], move.source_offset, dtype_);
+      const std::byte* from = at_element(inputs_[move.source], move.source_offset, dtype_);
       std::memcpy(to, from, static_cast<std::size_t>(move.length) * bytes_of(dtype_));
     });
   }

@@ -6,8 +6,10 @@
 // record stays valid for the thread that claimed it.
 //
 // A small operation is inline: each rank writes its input to its slot, and each rank computes its
-// own output from all slots, in the same order on every rank. There is one hand-off, there are no
-// segments, and no rank touches the buffers of another rank. As in every operation, data in shared
+// own output from the slots of its peers and a private copy of its own input, in the same order on
+// every rank. There is one hand-off, there are no segments, and no rank touches the buffers of
+// another rank. A rank never reads its own slot: its peers have fetched those cache lines, and
+// fetching them back would take as long as another hand-off. As in every operation, data in shared
 // memory that is already in place is not written, because its owner may have continued and
 // overwritten it.
 #pragma once
@@ -106,7 +108,7 @@ using ArenaBlock = std::unique_ptr<std::byte, FreeInArena>;
 // Operands: the buffers of one call of this rank, and their locations for peers. Peers access only
 // buffers in an arena; all other buffers are copied:
 //
-//   inline    a small operation: the input is copied to the slot, and this rank computes its output
+//   inline    a small operation: the post copies the input, and this rank computes its output
 //   staged    the owner copies the input into an arena block at the post, and the output out of a
 //             block after completion; the naive way, which works everywhere
 //   direct    the descriptor says where the buffer lies, and peers read and write it there
@@ -133,9 +135,6 @@ class Operands {
   void leak();
 
   [[nodiscard]] bool is_inline() const { return inline_; }
-  // Inline calls in which each rank gets a part of the input: true if this rank takes its own part
-  // from the input when the call is executed, instead of from the slot.
-  [[nodiscard]] bool reads_own_part_from_input() const { return reads_own_part_from_input_; }
   // The location at which peers access a buffer. For an inline call, the location of a moved input
   // if it lies in an arena. A default RemoteAddress for a buffer that is not used.
   [[nodiscard]] RemoteAddress input_location() const { return input_location_; }
@@ -179,7 +178,6 @@ class Operands {
   RemoteAddress input_location_;
   RemoteAddress output_location_;
   bool inline_ = false;
-  bool reads_own_part_from_input_ = false;
   ArenaBlock input_block_;   // the staged input, or in-place operand
   ArenaBlock output_block_;  // any other staged output
   KeepAlive keep_input_;
@@ -195,8 +193,8 @@ class Operation {
   // Call once, before any other function.
   void set_members(int members);
 
-  // Stages the placed operands. Throws InvalidArgument if the call is invalid and BadInput if the
-  // arena is full; the record is then empty.
+  // Takes the staged operands. Throws InvalidArgument if the call is invalid; the record is then
+  // empty.
   void fill(const PeerMappings& peers, int me, const CallInfo& info, Operands&& operands);
   // Publishes the descriptor and the inline input.
   void publish(const PeerMappings& peers, const ChannelMemory& memory, const CallInfo& info);
@@ -236,7 +234,7 @@ class Operation {
   void note_inline(int member, std::byte* input, std::byte* origin);
   // Sets shape and fingerprint, which are equal on all ranks.
   void agree(const CallInfo& info);
-  void write_inline_input() const;
+  void write_inline_input(std::byte* slot_input) const;
   void move_inline() const;
   [[nodiscard]] bool read_exchange(const PeerMappings& peers, const ChannelMemory& memory);
   [[nodiscard]] PollResult make_plan(const PeerMappings& peers, const ChannelMemory& memory);
@@ -259,7 +257,8 @@ class Operation {
 
   std::vector<std::byte*> inputs_;  // one per member, may be null
   std::vector<std::byte*> outputs_;
-  std::vector<std::byte*> origins_;  // inline: where the input lies in an arena
+  std::vector<std::byte*> origins_;     // inline: where the input lies in an arena
+  std::vector<std::byte> inline_copy_;  // of this rank's input, for this rank
   std::bitset<kernels::max_ranks> seen_;
   int unseen_ = 0;
   int mismatched_ = -1;

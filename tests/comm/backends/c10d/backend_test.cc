@@ -76,7 +76,7 @@ class WholeConnection final : public c10d_backend::C10dConnection {
 
 struct OneRank {
   std::shared_ptr<WholeConnection> connection = std::make_shared<WholeConnection>();
-  c10d_backend::C10dBackend runner{connection, 0, 1, {}};
+  c10d_backend::C10dBackend runner{connection, nullptr, 0, 1, {}};
   void run(Call call) {
     call.elements = call.input.numel();
     runner.run(PostedCall(call));

@@ -75,7 +75,7 @@ void expect_store(Store& store) {
 }
 
 TEST(StoreFromC10d, IsAStoreOverAHashStore) {
-  auto store = c10d_backend::as_store(c10::make_intrusive<c10d::HashStore>(), "lockstep/");
+  auto store = c10d_backend::as_store(c10::make_intrusive<c10d::HashStore>());
   expect_store(*store);
 }
 
@@ -85,7 +85,7 @@ TEST(StoreFromC10d, IsAStoreOverATcpStore) {
   options.isServer = true;
   options.waitWorkers = false;
   auto tcp = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-  auto store = c10d_backend::as_store(tcp, "lockstep/");
+  auto store = c10d_backend::as_store(tcp);
   expect_store(*store);
   store->set("list/b", "");
   store->set("list/a", "");
@@ -94,8 +94,8 @@ TEST(StoreFromC10d, IsAStoreOverATcpStore) {
 
 TEST(StoreFromC10d, IsAStoreOverOurs) {
   auto ours = std::make_shared<MemoryStore>();
-  expect_store(*c10d_backend::as_store(c10d_backend::as_c10d_store(ours, "x/"), "y/"));
-  EXPECT_EQ(ours->try_get("x/y/n"), "42");
+  expect_store(*c10d_backend::as_store(c10d_backend::as_c10d_store(ours, "x/")));
+  EXPECT_EQ(ours->try_get("x/n"), "42");
 }
 
 }  // namespace

@@ -41,12 +41,4 @@ TEST(HostLayout, TheFirstOfEachSpeakAcrossUnevenHosts) {
   EXPECT_EQ(second.across(), (Ranks{0, 2}));
 }
 
-TEST(HostLayout, PartsLieInTheOrderOfTheirRanks) {
-  auto places = placed(Ranks{2, 0, 1}, std::vector<std::int64_t>{5, 0, 7});
-  EXPECT_EQ(places[2].begin, 0U);
-  EXPECT_EQ(places[0].begin, 7U);
-  EXPECT_EQ(places[1].begin, 12U);
-  EXPECT_EQ(places[1].count, 0U);
-}
-
 }  // namespace

@@ -125,6 +125,29 @@ TEST(Posting, OrdersMessagesAfterCollectivesOnTheSameBuffer) {
   });
 }
 
+// The post copies the input, so a message may replace it while a peer has not posted the exchange.
+TEST(Posting, ASmallExchangeKeepsNoMessageWaiting) {
+  run_as_rank_threads(2, [](Endpoint& endpoint) {
+    GroupMember& group = endpoint.world();
+    const auto number = static_cast<float>(group.rank());
+    std::vector<float> input{10 * number, 10 * number + 1};
+    std::vector<float> output{-1, -1};
+    auto exchange = [&] { return post(group, call(Collective::all_to_all, input, output)); };
+    if (group.rank() == 0) {
+      auto exchanged = exchange();
+      run(group, call(Collective::recv, input, input, 1));
+      group.wait(exchanged);
+      EXPECT_EQ(input, (std::vector<float>{10, 11}));
+      EXPECT_EQ(output, (std::vector<float>{0, 10}));
+    } else {
+      run(group, call(Collective::send, input, input, 0));
+      group.wait(exchange());
+      EXPECT_EQ(output, (std::vector<float>{1, 11}));
+    }
+    run(group, barrier_call());
+  });
+}
+
 TEST(Posting, DeliversDroppedOperationsWithALaterWait) {
   run_as_rank_threads(2, [](Endpoint& endpoint) {
     GroupMember& group = endpoint.world();
@@ -362,6 +385,24 @@ TEST(Posting, TellsWhenTheArenaIsFullAndLivesOn) {
         auto values = constant(1000, 1);
         run(group, call(Collective::all_reduce, values, values));
         EXPECT_EQ(values, constant(1000, 2));
+      },
+      options);
+}
+
+// Each operand is copied into the arena, which has room for one of them.
+TEST(Posting, WaitsForEarlierOperationsIfTheArenaIsFull) {
+  auto options = small_options();
+  options.arena_bytes = 64 << 20;
+  run_as_rank_threads(
+      2,
+      [](Endpoint& endpoint) {
+        GroupMember& group = endpoint.world();
+        std::vector<std::vector<float>> operands(5, constant(10 << 20, 1));
+        std::vector<CallId> posted;
+        for (auto& values : operands)
+          posted.push_back(post(group, call(Collective::all_reduce, values, values)));
+        for (const CallId& id : posted) group.wait(id);
+        for (const auto& values : operands) EXPECT_EQ(values, constant(10 << 20, 2));
       },
       options);
 }

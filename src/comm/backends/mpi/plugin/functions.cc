@@ -55,7 +55,7 @@ int start(lockstep_mpi_world* facts) {
   std::strncpy(facts->library, version, sizeof(facts->library) - 1);
   facts->library[sizeof(facts->library) - 1] = '\0';
   facts->library[std::strcspn(facts->library, ",\n")] = '\0';
-  return MPI_SUCCESS;
+  return MPI_Bcast(facts->root, sizeof(facts->root), MPI_BYTE, 0, world);
 }
 
 int send(const void* data, std::size_t bytes, int to, int tag, lockstep_mpi_request* request) {

@@ -23,11 +23,12 @@ struct lockstep_mpi_world {
   int size;
   int greatest_tag;
   char library[128];  // the implementation's name and version
+  char root[256];     // a text of the caller's; start() replaces it by that of rank 0
 };
 
 struct lockstep_mpi_functions {
   // Initialises MPI unless the program has done so. In that case MPI must allow calls from any
-  // thread.
+  // thread. Collective over the whole world.
   int (*start)(lockstep_mpi_world* world);
   // At most 2^30 bytes per message. The memory belongs to MPI until test() sets `done`.
   int (*send)(const void* data, std::size_t bytes, int to, int tag, lockstep_mpi_request* request);
@@ -45,6 +46,6 @@ struct lockstep_mpi_functions {
 constexpr const char* lockstep_mpi_symbol = "lockstep_mpi_plugin";
 using lockstep_mpi_plugin_function = const lockstep_mpi_functions* (*)(std::uint32_t version);
 // Increment it with every change above; a plug-in of another version returns null.
-constexpr std::uint32_t lockstep_mpi_version = 1;
+constexpr std::uint32_t lockstep_mpi_version = 2;
 
 }  // extern "C"
