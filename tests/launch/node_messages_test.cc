@@ -114,7 +114,7 @@ TEST(NodeMessages, MutatedTextsAreReadOrRefused) {
       to_text(claim), to_text(failed),
       to_text(RunResult{.kind = RunResult::Kind::stopped, .signal = 2})};
   int read = 0, refused = 0;
-  for (int round = 0; round < 5000; ++round) {
+  for (int round = 0; round < 10'000; ++round) {
     std::string text = texts[below(texts.size())];
     for (std::size_t i = 0, changes = 1 + below(3); i < changes; ++i) {
       const std::size_t place = below(text.size() + 1);
