@@ -121,7 +121,7 @@ TEST(Evaluator, TellsHowFarItIs) {
   Evaluator evaluator(task, task.make_model(), Group(),
                       {.tell = [&](double share) { told.push_back(share); }});
   (void)evaluator.whole();
-  EXPECT_EQ(told, (std::vector<double>{10.0 / 35, 20.0 / 35, 30.0 / 35}));
+  EXPECT_EQ(told, (std::vector<double>{8.0 / 35, 17.0 / 35, 26.0 / 35}));
 }
 
 // For example, a task may keep a normalisation in evaluation mode while the rest trains.
