@@ -41,11 +41,15 @@ std::vector<Digest> exchange(Group group, Digest mine, const CallOptions& call) 
   return all;
 }
 
-// Returns the text of a rank.
+// Returns the text of a rank. Its digest came from that rank, and is checked.
 std::string text_of(Group group, const std::string& mine, int rank, const Digest& digest,
                     const CallOptions& call) {
+  constexpr std::int64_t most_bytes = std::int64_t{1} << 30;
+  check_input(digest.bytes >= 0 && digest.bytes <= most_bytes,
+              "comparing models: expected a text of 0 to {} bytes from rank {}, found {}",
+              most_bytes, rank, digest.bytes);
   at::Tensor text = at::empty({digest.bytes}, at::kByte);
-  if (group.rank() == rank) mine.copy(static_cast<char*>(text.data_ptr()), mine.size());
+  if (group.rank() == rank) mine.copy(static_cast<char*>(text.data_ptr()), text.nbytes());
   if (digest.bytes > 0) group.broadcast(text, rank, call).wait();
   return {static_cast<const char*>(text.data_ptr()), text.nbytes()};
 }
