@@ -142,8 +142,7 @@ void declare(CommandOptions& options, launch::WorkerSpec& spec, std::string& nod
   add("secret-file", "FILE", text_into(nodes.secret_file), "",
       "Secret that only agents of this run know: 16 bytes or more, mode 600, the same on all "
       "nodes");
-  add("join-timeout", "TIME",
-      time_into(nodes.join_timeout, std::chrono::milliseconds(1), false, "more than 0s"),
+  add("join-timeout", "TIME", time_into(nodes.join_timeout, Duration(1), false, "more than 0s"),
       format_duration(nodes.join_timeout), "How long to wait for all nodes");
   add("last-call", "TIME", duration_into(nodes.last_call), format_duration(nodes.last_call),
       "With MIN:MAX: how long to wait for more nodes when MIN have arrived, before the ranks "

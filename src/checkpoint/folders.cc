@@ -34,7 +34,9 @@ bool is_older(const fs::path& path, std::chrono::hours least_age) {
 
 // Returns all paths with the name of a checkpoint, oldest first.
 std::vector<fs::path> checkpoint_names_in(const fs::path& out) {
-  if (!sys::exists(out)) return {};
+  std::error_code error;
+  if (fs::status(out, error).type() == fs::file_type::not_found && error.value() != ENOTDIR)
+    return {};
   std::vector<fs::path> found = sys::entries_in(out);
   std::erase_if(found, [](const fs::path& path) { return step_of(path) < 0; });
   std::ranges::sort(found, {}, step_of);

@@ -7,10 +7,14 @@
 #include "checkpoint/folders.h"
 #include "sys/files.h"
 
+#include <lockstep/base/error.h>
+
+#include <algorithm>
 #include <memory>
 #include <regex>
 #include <set>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 namespace lockstep::checkpoint {
@@ -25,10 +29,13 @@ void append(std::string& all, const std::string& text) {
 }
 
 std::string take(std::string_view& all) {
-  const std::size_t blank = all.find(' ');
-  const auto length = static_cast<std::size_t>(parse_integer(all.substr(0, blank)).value_or(0));
-  std::string text(all.substr(blank + 1, length));
-  all.remove_prefix(blank + 1 + length);
+  const std::size_t blank = std::min(all.find(' '), all.size());
+  const auto length = parse_integer(all.substr(0, blank));
+  const std::size_t left = all.size() - std::min(all.size(), blank + 1);
+  if (!length || *length < 0 || static_cast<std::size_t>(*length) > left)
+    throw Mismatch("the description of tensor files that rank 0 sends is damaged");
+  std::string text(all.substr(blank + 1, static_cast<std::size_t>(*length)));
+  all.remove_prefix(blank + 1 + text.size());
   return text;
 }
 
@@ -71,9 +78,16 @@ std::string TensorFiles::description() const {
 TensorFiles TensorFiles::described(const fs::path& path, const std::string& description) {
   TensorFiles files;
   std::string_view left = description;
-  files.path_ = path.parent_path() / take(left);
+  const std::string name = take(left);
+  const bool has_index = name.ends_with(index_end);
+  files.path_ = has_index ? path.parent_path() / name : path;
   while (!left.empty()) {
-    Shard shard{.path = path.parent_path() / take(left), .text = {}, .file = {}, .metadata = {}};
+    const std::string shard_name = take(left);
+    // Without an index, hosts may have copies of the file under names of their own.
+    Shard shard{.path = has_index ? path.parent_path() / shard_name : path,
+                .text = {},
+                .file = {},
+                .metadata = {}};
     shard.data_bytes = static_cast<std::uint64_t>(parse_integer(take(left)).value_or(0));
     shard.text = take(left);
     files.shards_.push_back(std::move(shard));
@@ -198,13 +212,20 @@ std::string index_of(const std::vector<WeightShard>& shards) {
   return index_text(map, bytes);
 }
 
+// Throws SystemError for a folder that is not empty.
+void remove_file(const fs::path& path) {
+  std::error_code error;
+  fs::remove(path, error);
+  if (error) throw SystemError("removing " + path.string(), error.value());
+}
+
 // Removes files of an older model that are not in `names`.
 void remove_other_weights(const fs::path& folder, const std::set<std::string>& names) {
   static const std::regex shard("model-[0-9]{5}-of-[0-9]{5}\\.safetensors");
   for (const fs::path& file : sys::entries_in(folder)) {
     const std::string name = file.filename().string();
     const bool is_ours = name == model_file || name == index_file || std::regex_match(name, shard);
-    if (is_ours && !names.contains(name)) sys::remove_all(file);
+    if (is_ours && !names.contains(name)) remove_file(file);
   }
 }
 
@@ -230,7 +251,7 @@ void write_weight_folder(const fs::path& folder, const TensorSources& tensors,
     names.insert(name);
   }
   // From here on, the folder has no model, or one whose files belong together.
-  if (config) sys::remove_all(folder / "config.json");
+  if (config) remove_file(folder / "config.json");
   if (shards.size() > 1) remove_other_weights(folder, {});
   sys::flush_folder(folder);
   for (auto& [name, file] : files) {

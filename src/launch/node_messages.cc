@@ -66,15 +66,20 @@ Message parsed(const char* what, std::string_view text, Message (*read)(const js
 }
 
 NodeClaim read_node_claim(const json& from) {
-  return {.pid = int_in(from, "pid", 0, most_int),
-          .mark = from.at("mark"),
-          .address = from.at("address"),
-          .host = from.at("host")};
+  NodeClaim claim{.pid = int_in(from, "pid", 0, most_int),
+                  .mark = from.at("mark"),
+                  .address = from.at("address"),
+                  .host = from.at("host")};
+  check_input(!claim.mark.empty() && !claim.address.empty(), "expected a mark and an address");
+  return claim;
 }
 
 RunResult read_run_result(const json& from) {
   const auto kind = static_cast<RunResult::Kind>(int_in(from, "kind", 0, 2));
   const bool has_failed = kind == RunResult::Kind::failed;
+  const json& lines = from.at("last_lines");
+  check_input(lines.size() <= most_last_lines, "last_lines: expected at most {} lines, found {}",
+              most_last_lines, lines.size());
   const int node = int_in(from, "node", has_failed ? -1 : 0, most_node_number);
   return {.kind = kind,
           .signal = int_in(from, "signal", kind == RunResult::Kind::stopped ? 1 : 0, 64),
@@ -87,7 +92,7 @@ RunResult read_run_result(const json& from) {
           .at = from.at("at"),
           .how = from.at("how"),
           .log_file = from.at("log_file"),
-          .last_lines = from.at("last_lines")};
+          .last_lines = lines};
 }
 
 JoinRequest read_join_request(const json& from) {
@@ -215,9 +220,10 @@ std::string to_text(const NodeClaim& claim) {
 }
 
 std::string to_text(const RunResult& run_result) {
+  const std::span<const std::string> lines(run_result.last_lines);
   json last_lines = json::array();
-  for (const std::string& line : run_result.last_lines) last_lines.push_back(single_line(line));
-  while (last_lines.size() > most_last_lines) last_lines.erase(0);
+  for (const std::string& line : lines.last(std::min(lines.size(), most_last_lines)))
+    last_lines.push_back(single_line(line));
   return json{{"kind", static_cast<int>(run_result.kind)},
               {"signal", run_result.signal},
               {"node", run_result.node},

@@ -156,6 +156,20 @@ std::vector<std::int64_t> encoded(std::span<const Part> parts) {
   return encoder.take();
 }
 
+// Throws Mismatch unless the numbers of a slice fit together.
+void check_slice(const layout::TensorSlice& slice) {
+  const std::size_t dims = slice.sizes.size();
+  std::vector<int> order = slice.dim_order;
+  std::ranges::sort(order);
+  bool fits = slice.box.offsets.size() == dims && slice.box.sizes.size() == dims &&
+              (order.empty() || order.size() == dims) && slice.range.begin <= slice.range.end;
+  for (std::size_t i = 0; fits && i < order.size(); ++i) fits = order[i] == static_cast<int>(i);
+  for (std::size_t i = 0; fits && i < dims; ++i)
+    fits = slice.box.offsets[i] <= slice.sizes[i] &&
+           slice.box.sizes[i] <= slice.sizes[i] - slice.box.offsets[i];
+  if (!fits) throw Mismatch("exchange of parts: the slice of another rank does not fit its tensor");
+}
+
 std::vector<Part> decoded(std::span<const std::int64_t> words) {
   Decoder decoder(words);
   std::vector<Part> parts(decoder.count());
@@ -176,6 +190,7 @@ std::vector<Part> decoded(std::span<const std::int64_t> words) {
     part.slice.range.begin = decoder.number();
     part.slice.range.end = decoder.number();
     part.slice.dim_order = decoder.numbers<int>();
+    check_slice(part.slice);
     part.kind = static_cast<PartKind>(decoder.number(static_cast<std::int64_t>(PartKind::ignored)));
     part.aliases.resize(decoder.count());
     for (std::string& alias : part.aliases) alias = decoder.text();
@@ -189,6 +204,8 @@ at::Tensor no_elements(c10::ScalarType dtype, c10::DeviceType device) {
   return at::empty({0}, at::TensorOptions(dtype).device(device));
 }
 
+constexpr std::int64_t most_words = std::int64_t{1} << 34;
+
 std::vector<std::vector<Part>> exchange_parts(Group& group, std::span<const Part> own) {
   std::vector<std::int64_t> words = encoded(own);
   auto length = static_cast<std::int64_t>(words.size());
@@ -197,6 +214,10 @@ std::vector<std::vector<Part>> exchange_parts(Group& group, std::span<const Part
       .all_gather(at::from_blob(lengths.data(), {group.size()}, at::kLong),
                   at::from_blob(&length, {1}, at::kLong), {.tag = "exchange of parts"})
       .wait();
+  for (const std::int64_t count : lengths)
+    if (count < 1 || count > most_words / group.size())
+      throw Mismatch(formatted("exchange of parts: expected 1 to {} words from a rank, found {}",
+                               most_words / group.size(), count));
   std::vector<std::int64_t> all(
       static_cast<std::size_t>(std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0})));
   group

@@ -31,12 +31,13 @@ fs::path owner_file(const fs::path& folder, int owner) {
 }
 
 fs::path folder_of_user() {
-  std::error_code unknown;
-  const std::string base = environment::text("LOCKSTEP_COMMITS")
-                               .value_or(fs::is_directory(shared_memory, unknown)
-                                             ? std::string(shared_memory)
-                                             : fs::temp_directory_path(unknown).string());
-  return fs::path(base) / formatted("lockstep-commits-{}", ::getuid());
+  const std::string name = formatted("lockstep-commits-{}", ::getuid());
+  if (const auto base = environment::text("LOCKSTEP_COMMITS")) return fs::path(*base) / name;
+  std::error_code error;
+  if (fs::is_directory(shared_memory, error)) return fs::path(shared_memory) / name;
+  const fs::path temporary = fs::temp_directory_path(error);
+  if (error) throw SystemError("finding the folder of temporary files", error.value());
+  return temporary / name;
 }
 
 void make_private(const fs::path& folder) {

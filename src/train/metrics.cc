@@ -112,10 +112,14 @@ std::string metrics_line(const MetricsRow& row) {
 
 MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t resumed_at)
     : path_(std::move(path)) {
-  if (resumed_at > 0 && std::filesystem::exists(path_))
-    std::filesystem::resize_file(path_, size_until(path_, resumed_at));
-  else
+  if (resumed_at <= 0 || !sys::exists(path_)) {
     sys::AtomicFile::write(path_, "");
+    return;
+  }
+  const std::size_t size = size_until(path_, resumed_at);
+  // If this process may not change the file, it may still replace it.
+  if (::truncate(path_.c_str(), static_cast<off_t>(size)) != 0)
+    sys::AtomicFile::write(path_, sys::read_file(path_).substr(0, size));
 }
 
 void MetricsFile::append(const MetricsRow& row) {

@@ -405,16 +405,22 @@ bool is_place_in_storage(const at::Tensor& tensor) {
 
 // Moves the part of a storage that these tensors use, so that they share memory on the device, too.
 void move_together(std::span<const at::Tensor> tensors, c10::Device device) {
+  // A single view with gaps is copied without them.
+  const at::Tensor& first = tensors.front();
+  if (tensors.size() == 1 && (first.numel() == 0 || !first.is_non_overlapping_and_dense())) {
+    first.set_data((is_deferred(first) ? as_ordinary(first) : first).to(device));
+    return;
+  }
   constexpr std::int64_t alignment = 64;  // a multiple of the size of every dtype
   std::int64_t begin = std::numeric_limits<std::int64_t>::max(), end = 0;
   for (const at::Tensor& tensor : tensors) {
+    if (tensor.numel() == 0) continue;
     const std::size_t bytes = at::detail::computeStorageNbytes(
         tensor.sizes(), tensor.strides(), tensor.itemsize(), tensor.storage_offset());
     begin = std::min(begin, tensor.storage_offset() * static_cast<std::int64_t>(tensor.itemsize()));
     end = std::max(end, static_cast<std::int64_t>(bytes));
   }
-  begin = begin / alignment * alignment;
-  const at::Tensor& first = tensors.front();
+  begin = std::min(begin, end) / alignment * alignment;
   const at::Tensor part =
       tensor_in(is_deferred(first) ? as_ordinary(first) : first,
                 {.dtype = at::kByte, .sizes = {end - begin}, .strides = {1}, .offset = begin});
@@ -422,7 +428,10 @@ void move_together(std::span<const at::Tensor> tensors, c10::Device device) {
   if (moved.is_same(part)) return;  // the tensors are on the device already
   for (const at::Tensor& tensor : tensors) {
     TensorPlace place = place_of(tensor, nullptr);
-    place.offset -= begin / static_cast<std::int64_t>(tensor.itemsize());
+    if (tensor.numel() == 0)
+      place.offset = 0;
+    else
+      place.offset -= begin / static_cast<std::int64_t>(tensor.itemsize());
     tensor.set_data(tensor_in(moved, place));
   }
 }

@@ -150,7 +150,7 @@ int expect_dropped_waits_found(int host, const std::function<bool()>& is_right) 
     (void)machine.take_reports();
   }
   machine.set({});
-  EXPECT_GT(found, 0) << "none of " << tried << " waits is needed";
+  if (tried == waits) EXPECT_GT(found, 0) << "none of " << tried << " waits is needed";
   for (const auto& [name, count] :
        {std::pair("waits", waits), {"left_out", tried}, {"found", found}})
     testing::Test::RecordProperty(name, count);
