@@ -102,7 +102,6 @@ class Run {
   void send_next_batch();
   void begin(const std::optional<checkpoint::TrainingState>& state);
   void attach();
-  // Moves the new model to the device.
   // Loads the data, which must be the same as for the checkpoint. Local.
   void load_data(const std::optional<checkpoint::TrainingState>& state);
   // Throws if ranks have read different data. Collective.

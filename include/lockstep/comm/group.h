@@ -98,12 +98,14 @@ struct CallOptions {
   std::optional<Duration> timeout = {};
 };
 
-// Counts the calls of a rank on a group and the bytes that the rank passed to them.
+// Counts the calls of a rank on a group and the bytes that the rank sends for them.
 struct GroupTraffic {
   std::int64_t calls = 0;
-  // Bytes of the inputs as posted, not bytes that a backend sends for them
-  // (docs/reference/collectives.md): an all_reduce of b bytes counts b on every rank, a broadcast b
-  // on its root alone, recv and barrier nothing.
+  // The bytes of an algorithm in which ranks send values directly to the ranks that need them, and
+  // each of p ranks adds a p-th of a sum. A rank sends 2b(p-1)/p for an all_reduce of b bytes,
+  // b(p-1)/p for a reduce_scatter or all_to_all of b bytes, b(p-1) for an all_gather of an input of
+  // b bytes, and nothing for recv and barrier. docs/reference/collectives.md lists the calls for
+  // which a backend sends other numbers of bytes.
   std::int64_t bytes = 0;
 };
 

@@ -74,8 +74,10 @@ struct HandleMemory {
 
 // The gradients of a backward() could not be averaged, on every rank for the same reason: unused
 // parameters, a sparse gradient or, under DistributedDataParallel, an exception on some rank. The
-// group stays usable; gradients are undefined until zero_grad(). Exceptions under fully_shard() end
-// the handle instead (sharded/fully_shard.h).
+// group stays usable; gradients are undefined until zero_grad(). Exceptions end the groups instead,
+// and the other ranks get Aborted, under fully_shard(), if the handle is a part of a handle of
+// tensor or expert parallelism or of a pipeline, and on a group with streams on which ranks do not
+// exchange their status.
 class ReductionFailed : public Error {
   using Error::Error;
 };

@@ -131,8 +131,8 @@ class Task {
   // validation samples: override it if the training data can change without these.
   [[nodiscard]] virtual std::string data_fingerprint();
 
-  // Returns the number of parameters of make_model()'s model; called after load(). 0: too few to
-  // matter.
+  // Returns the number of parameters of make_model()'s model, at most twice too large. Called after
+  // load(), or, for a saved model, after restore() without load(). 0: too few to matter.
   [[nodiscard]] virtual double parameters() const { return 0; }
   // Returns a lower bound of the number of values that a forward pass over this rank's micro-batch
   // keeps for backward().

@@ -102,8 +102,8 @@ class [[nodiscard]] DiLoCo : public Handle {
   // contain all progress. Returns the number of fragments that arrived. Throws as step().
   int synchronize();
 
-  // steps() counts calls of step(); bytes_sent() counts the bytes that this rank has passed to
-  // collectives.
+  // steps() counts calls of step(); bytes_sent() counts the bytes that this rank has sent
+  // (GroupTraffic).
   [[nodiscard]] std::int64_t steps() const;
   [[nodiscard]] std::int64_t bytes_sent() const;
 

@@ -42,7 +42,8 @@
 // ReductionFailed, and after a user exception on every rank, the next backward() works. If an
 // exception ends backward() on some ranks only, the effect depends on the time: after the first
 // gradient of such a rank was complete, the other ranks get ReductionFailed immediately; earlier
-// (in the loss's own backward), the effect is as if the rank had not called backward().
+// (in the loss's own backward), the effect is as if the rank had not called backward(). For handles
+// whose exceptions end the groups, see ReductionFailed (handle.h).
 //
 // Threads: one thread at a time per handle; backward() may run in any thread.
 #pragma once
