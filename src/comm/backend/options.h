@@ -1,4 +1,4 @@
-// What a process passes to the backend that it joins; each backend reads the members that it needs.
+// Options that a process passes to the backend that it joins. Each backend reads those it needs.
 #pragma once
 
 #include <lockstep/base/deadline.h>
