@@ -15,8 +15,11 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
+#include <span>
 #include <system_error>
 #include <thread>
 
@@ -37,7 +40,7 @@ std::shared_ptr<Store> open_c10d(const rank_env::RankInfo& info, Deadline deadli
   if (serves)
     master.check_own();
   else
-    master.wait_for_listener(info.rank, listener, deadline);
+    master.wait_for_store(info.rank, listener, deadline);
   c10d::TCPStoreOptions options;
   options.port = at.port;
   options.isServer = serves;
@@ -84,6 +87,7 @@ using namespace std::chrono_literals;
 constexpr auto until_known = 10s;
 constexpr auto until_notice = 5s;
 constexpr auto between_attempts = 200ms;
+constexpr int silent_attempts = 6;  // of until_notice
 
 // Checks an address by calling `use` on a datagram socket, which sends nothing. Returns 0, or the
 // errno if the address cannot be used.
@@ -91,6 +95,31 @@ int error_of(const sys::SocketAddress& address, decltype(&::connect) use) {
   const sys::FileDescriptor socket(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!socket) return errno;
   return use(socket.get(), address.get(), address.size()) == 0 ? 0 : errno;
+}
+
+enum class Listener { store, absent, closes, is_silent, other };
+
+// Asks as c10d's client does: VALIDATE and a constant, then PING and a number, which the store
+// returns (TCPStoreBackend.hpp of LibTorch 2.11 to 2.15).
+Listener listener_at(const sys::SocketAddress& address, Deadline deadline) {
+  constexpr std::uint8_t validate = 0, ping = 13;
+  constexpr std::uint32_t constant = 0x3C85F7CE, number = 0x6C6F636B;
+  const auto socket = sys::try_connect(address, deadline);
+  if (!socket) return Listener::absent;
+  std::array<std::byte, 2 * (1 + sizeof constant)> question{std::byte{validate}};
+  std::memcpy(&question[1], &constant, sizeof constant);
+  question[1 + sizeof constant] = std::byte{ping};
+  std::memcpy(&question[2 + sizeof constant], &number, sizeof number);
+  std::uint32_t answer = 0;
+  try {
+    sys::send_all(socket.get(), question, deadline);
+    sys::receive_exact(socket.get(), std::as_writable_bytes(std::span(&answer, 1)), deadline);
+  } catch (const Timeout&) {
+    return Listener::is_silent;
+  } catch (const PeerLost&) {
+    return Listener::closes;
+  }
+  return answer == number ? Listener::store : Listener::other;
 }
 
 }  // namespace
@@ -125,30 +154,55 @@ void MasterAddress::check_own() const {
                  host_);
 }
 
-void MasterAddress::wait_for_listener(int rank, std::string_view listener,
-                                      Deadline deadline) const {
+void MasterAddress::wait_for_store(int rank, std::string_view listener, Deadline deadline) const {
   auto notice = Deadline::after(until_notice);
-  for (;;) {
+  std::string found;
+  for (int silent = 0;;) {
     std::string problem;
-    bool may_come = false;  // a listener may still appear at an address
+    bool may_come = false;  // the store may still appear at an address
     for (const auto& address : addresses_) {
       try {
-        if (sys::try_connect(address, Deadline::after(until_notice).or_sooner(deadline))) return;
-        may_come = true;
+        switch (listener_at(address, Deadline::after(until_notice).or_sooner(deadline))) {
+          case Listener::store:
+            return;
+          case Listener::other:
+            found = "; another server answers there";
+            problem = formatted(
+                "MASTER_ADDR:MASTER_PORT, {}: expected the store of the run, found "
+                "another server",
+                text_);
+            break;
+          case Listener::is_silent:
+            may_come = true;
+            if (deadline.passed() && !found.empty()) break;  // it had no time to answer
+            found = "; a server there takes connections and does not answer";
+            if (++silent == silent_attempts)
+              throw Timeout(
+                  formatted("rank {}: MASTER_ADDR:MASTER_PORT, {}: expected the store of "
+                            "the run{}",
+                            rank, text_, found));
+            break;
+          case Listener::closes:
+            may_come = true;
+            found = "; a server there closes the connection";
+            break;
+          case Listener::absent:
+            may_come = true;
+            found.clear();
+        }
       } catch (const SystemError& error) {
-        problem = error.what();
+        problem = formatted("MASTER_ADDR cannot be reached: {}", error.what());
       }
     }
-    if (!may_come)
-      throw BadInput(formatted("rank {}: MASTER_ADDR cannot be reached: {}", rank, problem));
+    if (!may_come) throw BadInput(formatted("rank {}: {}", rank, problem));
     if (deadline.passed())
       throw Timeout(formatted(
-          "rank {} timed out connecting to MASTER_ADDR:MASTER_PORT, {}: {} did not arrive", rank,
-          text_, listener));
+          "rank {} timed out connecting to MASTER_ADDR:MASTER_PORT, {}: {} did not arrive{}", rank,
+          text_, listener, found));
     if (notice.passed()) {
       notice = Deadline::never();
-      log::warning("rank {} waits at MASTER_ADDR:MASTER_PORT, {}: {} is not there yet", rank, text_,
-                   listener);
+      log::warning("rank {} waits at MASTER_ADDR:MASTER_PORT, {}: {} is not there yet{}", rank,
+                   text_, listener, found);
     }
     std::this_thread::sleep_for(std::min<Duration>(between_attempts, deadline.left()));
   }

@@ -21,7 +21,8 @@ namespace lockstep {
                                                     Deadline deadline);
 
 // MASTER_ADDR and MASTER_PORT, the rendezvous address of ranks. Checked here first: c10d's store
-// would try any address until the deadline and print only its own warnings.
+// would try any address until the deadline, or wait for a silent server forever, and print only its
+// own warnings.
 class MasterAddress {
  public:
   // Resolves the name; retries for some seconds if it is unknown. Throws BadInput, which names
@@ -36,9 +37,10 @@ class MasterAddress {
   // For rank 0, which listens at this address: logs a warning if none of the resolved addresses
   // belongs to this host. Throws BadInput if this host has no route to it.
   void check_own() const;
-  // For the other ranks: blocks until `listener` accepts connections; logs if that takes long.
-  // Throws Timeout at the deadline; BadInput if there is no route to it.
-  void wait_for_listener(int rank, std::string_view listener, Deadline deadline) const;
+  // For the other ranks: blocks until a store of c10d answers there; logs if it takes long. Throws
+  // Timeout, which names `listener`, at the deadline, or if a server takes connections and does
+  // not answer for 30 s. Throws BadInput if there is no route to it, or if another server answers.
+  void wait_for_store(int rank, std::string_view listener, Deadline deadline) const;
 
  private:
   std::string host_;

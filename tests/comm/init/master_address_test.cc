@@ -1,4 +1,4 @@
-// Unusable rendezvous addresses: each gives a one-line error that names MASTER_ADDR within seconds.
+// Unusable rendezvous addresses: each gives a one-line error that names MASTER_ADDR.
 #include "comm/init/run_store.h"
 
 #include <lockstep/base/error.h>
@@ -7,12 +7,19 @@
 #include "support/processes.h"
 #include "sys/sockets.h"
 
+#include <c10/util/intrusive_ptr.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
+#include <poll.h>
 #include <sched.h>
 
 using namespace lockstep;
@@ -52,12 +59,81 @@ TEST(MasterAddress, ALinkLocalOneNeedsItsInterface) {
   EXPECT_EQ(master_at("[fe80::1%lo]").host(), "fe80::1%lo");
 }
 
-TEST(MasterAddress, WaitsForAListener) {
-  const auto listener = sys::listen_on(sys::SocketAddress::tcp("127.0.0.1", 0));
-  const auto port = sys::SocketAddress::local(listener.get()).port();
-  const auto master = master_at("localhost", port);
-  EXPECT_NO_THROW(master.check_own());
-  EXPECT_NO_THROW(master.wait_for_listener(1, "rank 0", Deadline::after(10s)));
+TEST(MasterAddress, FindsTheStoreOfC10d) {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  for (const bool use_libuv : {true, false}) {
+    options.useLibUV = use_libuv;
+    const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    const auto master = master_at("localhost", store->getPort());
+    EXPECT_NO_THROW(master.check_own());
+    EXPECT_NO_THROW(master.wait_for_store(1, "rank 0", Deadline::after(10s)));
+    const std::vector<std::uint8_t> value{1, 2};
+    store->set("key", value);  // it still serves
+    EXPECT_EQ(store->get("key"), value);
+  }
+}
+
+// A server that is not the store, until the end of its life. Its `serve` returns when it has served
+// a connection.
+class Stranger {
+ public:
+  explicit Stranger(std::function<void(const sys::FileDescriptor&)> serve)
+      : thread_([this, serve = std::move(serve)](const std::stop_token& stop) {
+          std::vector<sys::FileDescriptor> open;
+          while (!stop.stop_requested()) {
+            if (!sys::wait_ready(listener_.get(), POLLIN, Deadline::after(20ms))) continue;
+            auto socket = sys::accept_now(listener_.get());
+            if (!socket) continue;
+            if (!serve) {
+              open.push_back(std::move(socket));  // silent
+              continue;
+            }
+            serve(socket);
+          }
+        }) {}
+  [[nodiscard]] MasterAddress address() const {
+    return master_at("127.0.0.1", sys::SocketAddress::local(listener_.get()).port());
+  }
+
+ private:
+  sys::FileDescriptor listener_ = sys::listen_on(sys::SocketAddress::tcp("127.0.0.1", 0));
+  std::jthread thread_;
+};
+
+TEST(MasterAddress, AnotherServerIsNamedAtOnce) {
+  const auto begin = Clock::now();
+  for (const char* answer : {"HTTP/1.1 400 Bad Request\r\n\r\n", "SSH-2.0-OpenSSH_9.2\r\n"}) {
+    const Stranger stranger([answer](const sys::FileDescriptor& socket) {
+      sys::send_all(socket.get(), sys::bytes_of(answer), Deadline::after(1s));
+    });
+    expect_words(message_of<BadInput>(
+                     [&] { stranger.address().wait_for_store(1, "rank 0", Deadline::after(60s)); }),
+                 {"rank 1: MASTER_ADDR:MASTER_PORT, 127.0.0.1:",
+                  "expected the store of the run, found another server"});
+  }
+  EXPECT_LT(Clock::now() - begin, 10s);
+}
+
+// A balancer of a cluster may close connections until rank 0 is there.
+TEST(MasterAddress, AServerThatClosesConnectionsIsWaitedForAndNamed) {
+  const Stranger stranger([](const sys::FileDescriptor&) {});
+  expect_words(message_of<Timeout>(
+                   [&] { stranger.address().wait_for_store(1, "rank 0", Deadline::after(300ms)); }),
+               {"rank 1 timed out connecting to MASTER_ADDR:MASTER_PORT, 127.0.0.1:",
+                "rank 0 did not arrive; a server there closes the connection"});
+}
+
+TEST(MasterAddress, AServerThatSaysNothingIsNamedBeforeTheDeadline) {
+  const auto begin = Clock::now();
+  const Stranger stranger(nullptr);
+  expect_words(message_of<Timeout>(
+                   [&] { stranger.address().wait_for_store(1, "rank 0", Deadline::after(10min)); }),
+               {"rank 1: MASTER_ADDR:MASTER_PORT, 127.0.0.1:",
+                "a server there takes connections and does not answer"});
+  EXPECT_LT(Clock::now() - begin, 60s);
 }
 
 TEST(MasterAddress, SaysWhoDidNotArrive) {
@@ -67,8 +143,7 @@ TEST(MasterAddress, SaysWhoDidNotArrive) {
   }();
   const auto master = master_at("127.0.0.1", port);
   expect_words(message_of<Timeout>([&] {
-                 master.wait_for_listener(1, "rank 0, which listens there,",
-                                          Deadline::after(300ms));
+                 master.wait_for_store(1, "rank 0, which listens there,", Deadline::after(300ms));
                }),
                {"rank 1 timed out connecting to MASTER_ADDR:MASTER_PORT, 127.0.0.1:",
                 "rank 0, which listens there, did not arrive"});
@@ -81,7 +156,7 @@ TEST(MasterAddress, SaysAtOnceThatTheLoopbackInterfaceIsDown) {
     expect_words(message_of<BadInput>([&] { master.check_own(); }),
                  {"rank 0: MASTER_ADDR cannot be reached", "is the loopback interface up?"});
     expect_words(
-        message_of<BadInput>([&] { master.wait_for_listener(1, "rank 0", Deadline::after(60s)); }),
+        message_of<BadInput>([&] { master.wait_for_store(1, "rank 0", Deadline::after(60s)); }),
         {"rank 1: MASTER_ADDR cannot be reached", "is the loopback interface up?"});
     EXPECT_LT(Clock::now() - begin, 10s);
   });
