@@ -21,7 +21,8 @@ class CustomConnection final : public C10dConnection {
   CustomConnection(std::string name, std::shared_ptr<Store> store, const std::string& group,
                    int rank, int size, BackendOptions options)
       : name_(std::move(name)), store_(std::move(store)), options_(std::move(options)) {
-    auto part = as_c10d_store(store_, formatted("lockstep/{}/{}/", name_, group));
+    auto part =
+        as_c10d_store(store_, formatted("lockstep/{}/{}/", name_, group), options_.join_timeout);
     try {
       group_ = options_.c10d(part, rank, size, options_.join_timeout);
     } catch (const c10::Error& error) {

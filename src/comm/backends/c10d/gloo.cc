@@ -140,11 +140,11 @@ class GlooConnection final : public C10dConnection {
     options->threads = 1;  // operations take effect in the order of their posts
     const auto prefix = formatted("lockstep/gloo/{}/", name);
     try {
-      group_ = Connecting::connected(*store_, prefix + "never",
-                                     [store = store_, prefix, rank, size, options] {
-                                       return c10::make_intrusive<MarkedGloo>(
-                                           as_c10d_store(store, prefix), rank, size, options);
-                                     });
+      group_ = Connecting::connected(
+          *store_, prefix + "never", [store = store_, prefix, rank, size, options, join_timeout] {
+            return c10::make_intrusive<MarkedGloo>(as_c10d_store(store, prefix, join_timeout), rank,
+                                                   size, options);
+          });
     } catch (const PeerLost&) {
       throw;
     } catch (const std::exception& error) {

@@ -111,7 +111,8 @@ class Family {
     options->timeout = longest_abort;
     options->group_name = name;
     auto connection = c10::make_intrusive<c10d::ProcessGroupNCCL>(
-        as_c10d_store(store_, formatted("lockstep/nccl/{}/", name)), rank, size, options);
+        as_c10d_store(store_, formatted("lockstep/nccl/{}/", name), join_timeout_), rank, size,
+        options);
     std::lock_guard lock(mutex_);
     connections_.push_back(connection);
     return connection;

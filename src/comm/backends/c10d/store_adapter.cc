@@ -173,10 +173,11 @@ class StoreFromC10d final : public lockstep::Store {
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Store> as_c10d_store(std::shared_ptr<Store> store, std::string prefix) {
+c10::intrusive_ptr<c10d::Store> as_c10d_store(std::shared_ptr<Store> store, std::string prefix,
+                                              Duration timeout) {
   return c10::make_intrusive<StoreForC10d>(
       std::make_shared<PrefixStore>(std::move(prefix), std::move(store)),
-      c10d::Store::kDefaultTimeout);
+      std::chrono::floor<std::chrono::milliseconds>(timeout));
 }
 
 std::shared_ptr<Store> as_store(c10::intrusive_ptr<c10d::Store> store) {

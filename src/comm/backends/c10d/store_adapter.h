@@ -15,10 +15,10 @@ class Store;
 
 namespace lockstep::c10d_backend {
 
-// Returns a c10d store whose keys are `prefix` + key in `store`. Its waits use the c10d store's
-// timeout.
+// Returns a c10d store whose keys are `prefix` + key in `store`, and whose waits end after
+// `timeout`, which its setTimeout() may change.
 [[nodiscard]] c10::intrusive_ptr<c10d::Store> as_c10d_store(std::shared_ptr<Store> store,
-                                                            std::string prefix);
+                                                            std::string prefix, Duration timeout);
 
 // Returns a Store with the keys of `store`. Thread-safe: waits poll, because one blocking call of a
 // c10d store blocks all other calls of the same client.

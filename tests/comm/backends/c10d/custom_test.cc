@@ -10,6 +10,7 @@
 
 #include <lockstep/comm/group.h>
 #include <lockstep/store/file_store.h>
+#include <lockstep/store/memory_store.h>
 
 #include <gtest/gtest.h>
 
@@ -67,6 +68,17 @@ TEST(CustomC10d, HalfPrecisionTravelsInSixteenBits) {
     EXPECT_EQ(part[9999].item<float>(), 1);
     EXPECT_EQ(CountingBackend::sent, 60000 * 2 / 3);
   });
+}
+
+// A factory that waits for a key of a rank that is gone would else wait for c10d's five minutes.
+TEST(CustomC10d, WaitsOfItsStoreEndAtTheTimeLimitForJoining) {
+  BackendOptions options{.join_timeout = 200ms,
+                         .c10d = [](const auto& store, int place, int size, Duration) {
+                           (void)store->get("never set");
+                           return c10::make_intrusive<CountingBackend>(store, place, size);
+                         }};
+  EXPECT_THROW((void)make_backend("waiting", std::make_shared<MemoryStore>(), 0, 1, options),
+               Timeout);
 }
 
 TEST(CustomC10d, MovesAndReducesByWhatItHas) {

@@ -24,7 +24,7 @@ std::vector<std::uint8_t> bytes(std::string_view text) { return {text.begin(), t
 
 TEST(StoreForC10d, PutsKeysUnderItsPrefix) {
   auto ours = std::make_shared<MemoryStore>();
-  auto store = c10d_backend::as_c10d_store(ours, "lockstep/x/");
+  auto store = c10d_backend::as_c10d_store(ours, "lockstep/x/", std::chrono::seconds(10));
   store->set("a", bytes("one"));
   EXPECT_EQ(ours->try_get("lockstep/x/a"), "one");
   EXPECT_EQ(store->get("a"), bytes("one"));
@@ -94,7 +94,8 @@ TEST(StoreFromC10d, IsAStoreOverATcpStore) {
 
 TEST(StoreFromC10d, IsAStoreOverOurs) {
   auto ours = std::make_shared<MemoryStore>();
-  expect_store(*c10d_backend::as_store(c10d_backend::as_c10d_store(ours, "x/")));
+  expect_store(
+      *c10d_backend::as_store(c10d_backend::as_c10d_store(ours, "x/", std::chrono::seconds(10))));
   EXPECT_EQ(ours->try_get("x/n"), "42");
 }
 
