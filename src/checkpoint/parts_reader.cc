@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <ranges>
 #include <system_error>
 #include <utility>
 
@@ -251,7 +252,15 @@ std::vector<std::vector<Part>> PartsReader::exchange(const std::vector<Part>& pa
   for (const Part& part : parts)
     own.push_back(
         {.name = part.name, .tensor = no_elements(find(part.name)->dtype), .slice = part.slice});
-  return exchange_parts(group_, own);
+  std::vector<std::vector<Part>> all = exchange_parts(group_, own);
+  for (const Part& part : std::views::join(all)) {
+    const TensorEntry* entry = find(part.name);
+    if (entry == nullptr || entry->shape != part.slice.sizes)
+      throw Mismatch(
+          formatted("{}: another rank reads {}, which is not in the files with that shape",
+                    path().string(), part.name));
+  }
+  return all;
 }
 
 void PartsReader::read_parts(const std::vector<Part>& parts, const AfterEach& after_each,

@@ -97,7 +97,8 @@ std::vector<std::int64_t> encoded(std::span<const Part> parts) {
   return encoder.take();
 }
 
-// Throws Mismatch unless the numbers of a slice fit together.
+// Throws Mismatch unless the numbers of a slice fit together; InvalidArgument if the tensor has too
+// many elements to count.
 void check_slice(const layout::TensorSlice& slice) {
   const std::size_t dims = slice.sizes.size();
   std::vector<int> order = slice.dim_order;
@@ -108,6 +109,8 @@ void check_slice(const layout::TensorSlice& slice) {
   for (std::size_t i = 0; fits && i < dims; ++i)
     fits = slice.box.offsets[i] <= slice.sizes[i] &&
            slice.box.sizes[i] <= slice.sizes[i] - slice.box.offsets[i];
+  if (fits) (void)layout::numel_of(slice.sizes);
+  fits = fits && slice.range.end <= layout::numel_of(slice.box);
   if (!fits) throw Mismatch("exchange of parts: the slice of another rank does not fit its tensor");
 }
 
@@ -168,9 +171,12 @@ std::vector<std::vector<Part>> exchange_parts(Group& group, std::span<const Part
       .wait();
   std::vector<std::vector<Part>> by_rank;
   std::span<const std::int64_t> left(all);
-  for (std::int64_t count : lengths) {
-    by_rank.push_back(decoded(left.first(static_cast<std::size_t>(count))));
-    left = left.subspan(static_cast<std::size_t>(count));
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const auto told = left.first(static_cast<std::size_t>(lengths[static_cast<std::size_t>(rank)]));
+    if (rank == group.rank() && !std::ranges::equal(told, words))
+      throw Mismatch("exchange of parts: expected what this rank told, found something else");
+    by_rank.push_back(decoded(told));
+    left = left.subspan(told.size());
   }
   return by_rank;
 }

@@ -237,6 +237,7 @@ TEST(PartExchange, WordsOfAnotherRankThatDescribeNoPartsAreAnError) {
         return at::from_blob(numbers, {count}, at::kLong);
       };
       group.all_gather(view(lengths.data(), 2), view(&own, 1), call).wait();
+      if (words.empty()) return;  // the root refuses the length
       group.all_gather(view(all.data(), std::ssize(all)), view(words.data(), own), lengths, call)
           .wait();
     });

@@ -67,7 +67,7 @@ Specs specs_in(const at::Tensor& message, const std::string& of) {
     return number;
   };
   constexpr std::int64_t most = std::int64_t{1} << 48;
-  Specs specs(static_cast<std::size_t>(next(0, spec_numbers)));
+  Specs specs(static_cast<std::size_t>(next(1, spec_numbers)));
   for (TensorMeta& spec : specs) {
     spec.dtype = static_cast<at::ScalarType>(
         next(0, static_cast<std::int64_t>(at::ScalarType::NumOptions) - 1));

@@ -1,6 +1,7 @@
 // Messages between stages: how long they are kept, and what may change from step to step.
 #include <lockstep/parallel/pipeline/pipeline.h>
 
+#include "parallel/pipeline/batch.h"
 #include "parallel/pipeline/support.h"
 #include "parallel/post_orders.h"
 #include "support/torch/backend_test.h"
@@ -13,6 +14,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -140,6 +144,18 @@ TEST(PipelineSizes, AreToldOnceForEachNumberOfRows) {
       if (post.find("sizes of") != std::string::npos) sizes.push_back(post);
     EXPECT_EQ(sizes, (std::vector<std::string>{"world 0->1 #1 'sizes of 0F0'",
                                                "world 0->1 #3 'sizes of 0F1'"}));
+  }
+}
+
+TEST(PipelineSizes, OfAMessageThatDescribesNoTensorsAreAnError) {
+  const pipeline::Specs specs = pipeline::specs_of({at::ones({2, 3}), at::ones({}, at::kLong)});
+  at::Tensor message = pipeline::message_of(specs, "0F0");
+  EXPECT_EQ(pipeline::specs_in(message, "0F0"), specs);
+  for (const auto& [place, number] : {std::pair(0, 0), {0, 1000}, {1, -1}, {3, 1 << 20}}) {
+    at::Tensor wrong = message.clone();
+    wrong[place] = number;
+    EXPECT_EQ(test::message_of<Mismatch>([&] { (void)pipeline::specs_in(wrong, "0F0"); }),
+              "0F0: expected a description of tensors, found number " + std::to_string(number));
   }
 }
 
