@@ -154,10 +154,11 @@ namespace {
 using std::string_view_literals::operator""sv;
 
 struct Magic {
-  std::string_view begin, kind;
+  std::string_view bytes, kind;
+  std::size_t place = 0;
 };
 
-constexpr std::array<Magic, 9> magics{{
+constexpr std::array<Magic, 20> magics{{
     {"\x93NUMPY"sv, "an array of NumPy (.npy)"},
     {"PK\3\4"sv, "a zip archive, such as .npz or a file of torch.save()"},
     {"PK\5\6"sv, "a zip archive without files"},
@@ -170,6 +171,19 @@ constexpr std::array<Magic, 9> magics{{
     {"\x89HDF\r\n\x1a\n"sv, "an HDF5 file"},
     {"\x80\2\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv,
      "a file of torch.save() in the format before PyTorch 1.6"},
+    {"1AY&SY"sv, "a file compressed by bzip2", 4},
+    {"\x04\x22\x4d\x18"sv, "a file compressed by lz4"},
+    {"ustar"sv, "a tar archive", 257},
+    {"MMIDIDX\0\0"sv, "an index of Megatron (.idx), whose tokens are in the .bin file beside it"},
+    {"FEA1"sv, "a Feather file"},
+    {"Obj\1"sv, "an Avro file"},
+    {"GGUF"sv, "a GGUF file"},
+    {"SQLite format 3\0"sv, "a database of SQLite"},
+    {"\xde\xc0\xef\xbe"sv, "a database of LMDB", 16},
+    {"\x89PNG\r\n\x1a\n"sv, "a PNG image"},
+    {"\x7f"
+     "ELF"sv,
+     "a program or a library"},
 }};
 
 template <class Number>
@@ -239,7 +253,8 @@ std::string_view file_kind(std::string_view begin, std::uint64_t size) {
   begin = begin.substr(0, file_kind_bytes);
   if (is_safetensors(begin, size)) return safetensors_kind;
   for (const Magic& magic : magics)
-    if (begin.starts_with(magic.begin)) return magic.kind;
+    if (begin.size() > magic.place && begin.substr(magic.place).starts_with(magic.bytes))
+      return magic.kind;
   if (is_gzip(begin)) return "a file compressed by gzip";
   if (is_arrow_stream(begin, size)) return "an Arrow stream";
   if (is_llm_c(begin, size)) return "a token file of llm.c, which begins with a header";

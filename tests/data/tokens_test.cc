@@ -82,6 +82,21 @@ TEST(Tokens, FilesOfOtherFormatsAreNamed) {
       {"PAR1" + std::string(60, '\1') + "PAR1", "a Parquet file"},
       {std::string("\x1f\x8b\x08\0abcd\0\3abcdef", 16), "a file compressed by gzip"},
       {std::string("\x02\0\0\0\0\0\0\0{}", 10), "a safetensors file"},
+      {"BZh91AY&SY" + std::string(30, '\1'), "a file compressed by bzip2"},
+      {"\x04\x22\x4d\x18" + std::string(60, '\1'), "a file compressed by lz4"},
+      {std::string(257, '\1') + "ustar  " + std::string(248, '\0'), "a tar archive"},
+      {std::string("MMIDIDX\0\0\1", 10) + std::string(60, '\1'),
+       "an index of Megatron (.idx), whose tokens are in the .bin file beside it"},
+      {"FEA1" + std::string(60, '\1'), "a Feather file"},
+      {"Obj\1" + std::string(60, '\1'), "an Avro file"},
+      {"GGUF" + std::string(60, '\3'), "a GGUF file"},
+      {std::string("SQLite format 3\0", 16) + std::string(84, '\1'), "a database of SQLite"},
+      {std::string(16, '\0') + "\xde\xc0\xef\xbe" + std::string(44, '\1'), "a database of LMDB"},
+      {"\x89PNG\r\n\x1a\n" + std::string(60, '\1'), "a PNG image"},
+      {"\x7f"
+       "ELF" +
+           std::string(60, '\1'),
+       "a program or a library"},
       {"It was the best of times, it was the worst of times.", "text"}};
   for (const auto& [content, kind] : cases)
     for (const at::ScalarType dtype : {at::kUInt16, at::kUInt32}) {
