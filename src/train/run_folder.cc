@@ -41,8 +41,15 @@ bool is_file_of_run(std::string_view name) {
                             name) > 0;
 }
 
-// Returns true for "abandoned-NAME" and "abandoned-NAME-2", where NAME is a file name above or a
-// checkpoint.
+bool is_flight_record(std::string_view name) {
+  constexpr std::string_view before = "flight-rank-", after = ".json";
+  if (!name.starts_with(before) || !name.ends_with(after)) return false;
+  name = name.substr(before.size(), name.size() - before.size() - after.size());
+  return parse_integer(name).has_value();
+}
+
+// Returns true for "abandoned-NAME" and "abandoned-NAME-2", where NAME is a file name above, a
+// flight record or a checkpoint.
 bool is_abandoned(std::string_view name) {
   if (!name.starts_with(abandoned_prefix)) return false;
   name.remove_prefix(abandoned_prefix.size());
@@ -50,16 +57,9 @@ bool is_abandoned(std::string_view name) {
   const bool has_number =
       number != std::string_view::npos && number + 1 < name.size() && name[number] == '-';
   const auto is_of_run = [](std::string_view of) {
-    return is_file_of_run(of) || checkpoint::step_of(fs::path(of)) >= 0;
+    return is_file_of_run(of) || is_flight_record(of) || checkpoint::step_of(fs::path(of)) >= 0;
   };
   return is_of_run(name) || (has_number && is_of_run(name.substr(0, number)));
-}
-
-bool is_flight_record(std::string_view name) {
-  constexpr std::string_view before = "flight-rank-", after = ".json";
-  if (!name.starts_with(before) || !name.ends_with(after)) return false;
-  name = name.substr(before.size(), name.size() - before.size() - after.size());
-  return parse_integer(name).has_value();
 }
 
 // Returns true for every file of a run except checkpoints and the lock.
@@ -324,12 +324,14 @@ void RunFolder::set_aside_newer(std::int64_t step) {
 
 // Moves the files of a run that was killed before its first checkpoint.
 void RunFolder::set_aside_unfinished() {
+  const std::string why = "the run before had saved no checkpoint";
   std::error_code is_unknown;
   if (fs::file_size(path_ / metrics_name, is_unknown) > 0 && !is_unknown)
-    set_aside(path_ / metrics_name, "the run before had saved no checkpoint");
+    set_aside(path_ / metrics_name, why);
   for (const char* model : {model_name, best_name})
-    if (sys::exists(path_ / model))
-      set_aside(path_ / model, "the run before had saved no checkpoint");
+    if (sys::exists(path_ / model)) set_aside(path_ / model, why);
+  for (const fs::path& path : sys::entries_in(path_))
+    if (is_flight_record(path.filename().string())) set_aside(path, why);
 }
 
 void RunFolder::set_aside(const fs::path& path, const std::string& why) {

@@ -62,9 +62,9 @@ class RunFolder {
   // Makes the folder, writes config.toml and opens metrics.jsonl after step `resumed_at`. Files of
   // later steps, which will be repeated, are renamed to abandoned-NAME: checkpoints,
   // model.safetensors, best.safetensors. If the run begins where another run had saved no
-  // checkpoint, that run's metrics and models are renamed too. Files of earlier rounds or starts of
-  // the same job stay, because they will be equal. With options.overwrite, removes the files of
-  // earlier runs.
+  // checkpoint, that run's metrics, models and flight records are renamed too. Files of earlier
+  // rounds or starts of the same job stay, because they will be equal. With options.overwrite,
+  // removes the files of earlier runs.
   void open(const Opening& opening);
   // Returns messages about these changes, once; lines without line ends.
   [[nodiscard]] std::vector<std::string> take_notices() { return std::move(notices_); }

@@ -141,12 +141,16 @@ TEST(RunFolder, ARunThatSavedNothingIsBegunAgain) {
   EXPECT_FALSE(folder.find_checkpoint());
   folder.open({});
   EXPECT_EQ(fs::file_size(place.out / "metrics.jsonl"), 0U);
-  EXPECT_TRUE(fs::exists(place.out / "abandoned-metrics.jsonl"));
   const auto notices = folder.take_notices();
-  ASSERT_EQ(notices.size(), 1U);
-  EXPECT_NE(notices[0].find("is now abandoned-metrics.jsonl: the run before had saved no "),
-            std::string::npos)
-      << notices[0];
+  ASSERT_EQ(notices.size(), 2U);
+  for (const char* name : {"metrics.jsonl", "flight-rank-1.json"}) {
+    const std::string aside = std::string("abandoned-") + name;
+    EXPECT_TRUE(fs::exists(place.out / aside));
+    EXPECT_NE(
+        notices[*name == 'm' ? 0 : 1].find("is now " + aside + ": the run before had saved no "),
+        std::string::npos);
+  }
+  EXPECT_FALSE(fs::exists(place.out / "flight-rank-1.json"));
 }
 
 TEST(RunFolder, AModelWithoutACheckpointIsKept) {
