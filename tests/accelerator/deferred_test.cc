@@ -104,7 +104,7 @@ std::int64_t peak_of_dividing(bool is_deferred) {
     if (group.is_root()) peak = train::peak_memory(own)->allocated;
     for (const at::Tensor& parameter : handle.parameters()) EXPECT_EQ(parameter.device(), own);
   });
-  expect_no_faults_but(Fault::order);
+  expect_no_faults();
   return peak;
 }
 

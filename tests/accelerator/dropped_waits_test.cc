@@ -1,7 +1,11 @@
 // Programs on the simulated accelerator, with each wait of a rank's streams left out in turn: the
 // numbers stay right, or the checker reports the wait.
+#include <lockstep/checkpoint/async_saver.h>
+#include <lockstep/checkpoint/checkpoint.h>
+
 #include "accelerator/small_training.h"
 #include "support/accelerator/expectations.h"
+#include "support/temporary_folder.h"
 #include "support/watchdog.h"
 
 #include <torch/optim/sgd.h>
@@ -31,6 +35,7 @@ using Program = std::function<Outcome()>;
 struct Forgetful {
   std::string name;
   Program program;
+  int host = 1;  // whose waits are left out
 };
 
 void PrintTo(const Forgetful& what, std::ostream* out) { *out << what.name; }
@@ -97,8 +102,12 @@ void train_composed(Model model, Group world, const test::Composition& how, c10:
 Program composed_program(const test::Composition& how) {
   return [=] {
     return outcome_of(test::ranks_of(how), [&](Group world, c10::Device device, auto& results) {
-      train_composed(test::made_alike([] { return models::Gpt(least_gpt()); }, at::kFloat),
-                     std::move(world), how, device, results);
+      const auto made = [&] {
+        models::GptOptions options = least_gpt();
+        options.layers = 2 * plan::stages_per_rank(how.schedule);
+        return models::Gpt(options);
+      };
+      train_composed(test::made_alike(made, at::kFloat), std::move(world), how, device, results);
     });
   };
 }
@@ -111,6 +120,28 @@ Program experts_program(const test::Composition& how) {
   };
 }
 
+// Saves after the first step, while the second step runs. The results are the saved parameters.
+Program saving_program(const Level& level) {
+  return [=] {
+    const test::TemporaryFolder out;
+    return outcome_of(ranks, [&](const Group& group, c10::Device device, auto& sums) {
+      checkpoint::AsyncSaver saver(group);
+      auto model = model_on(device);
+      auto handle = handle_of(level, model, group);
+      torch::optim::SGD sgd(handle.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+      for (int step = 0; step < steps_with_a_gap; ++step) {
+        handle.zero_grad();
+        loss_of(model, step * ranks + group.rank()).backward();
+        sgd.step();
+        if (step == 0) (void)saver.save(out.path(), handle, sgd, {.step = 1});
+      }
+      saver.wait();
+      (void)checkpoint::load_latest(out.path(), handle, sgd);
+      add_sums(sums, handle);
+    });
+  };
+}
+
 std::vector<Forgetful> forgetful_programs() {
   const auto tp = [](bool sequence, bool checkpoints) {
     return composed_program(
@@ -118,6 +149,12 @@ std::vector<Forgetful> forgetful_programs() {
   };
   const auto cp = [](ContextMethod method) {
     return composed_program({.axes = {{"cp", ranks}}, .context = method});
+  };
+  const auto pp = [](const std::string& schedule) {
+    return composed_program({.axes = {{"pp", ranks}}, .schedule = schedule, .micro_batches = 2});
+  };
+  const auto both = [](const std::string& outer, const std::string& inner) {
+    return composed_program({.axes = {{outer, ranks}, {inner, ranks}}, .micro_batches = 2});
   };
   return {{"Ddp", data_parallel_program(std::nullopt)},
           {"ShardOptimizer", data_parallel_program(ShardLevel::optimizer)},
@@ -131,8 +168,19 @@ std::vector<Forgetful> forgetful_programs() {
           {"ContextRing", cp(ContextMethod::ring)},
           {"ContextUlysses", cp(ContextMethod::ulysses)},
           {"Experts", experts_program({.axes = {{"ep", ranks}}, .micro_batches = 1})},
-          {"PipelineLast",
-           composed_program({.axes = {{"pp", ranks}}, .schedule = "1f1b", .micro_batches = 2})}};
+          {"PipelineFirst", pp("1f1b"), 0},
+          {"PipelineLast", pp("1f1b"), 1},
+          {"PipelineInterleaved", pp("interleaved")},
+          {"PipelineZeroBubble", pp("zb-h1")},
+          {"PipelineZbv", pp("zbv"), 0},
+          {"DdpOfTensor", both("dp", "tp")},
+          {"ShardsOfTensor", both("fsdp", "tp")},
+          {"ShardsOfContext", both("fsdp", "cp")},
+          {"PipelinesOfDdp", both("pp", "dp")},
+          {"PipelinesOfShards", both("pp", "fsdp")},
+          {"PipelinesOfTensor", both("pp", "tp")},
+          {"SavingDdp", saving_program(std::nullopt)},
+          {"SavingShards", saving_program(ShardLevel::full)}};
 }
 
 class DroppedWaits : public AcceleratorTest, public testing::WithParamInterface<Forgetful> {};
@@ -140,7 +188,7 @@ class DroppedWaits : public AcceleratorTest, public testing::WithParamInterface<
 TEST_P(DroppedWaits, AreReportedOrNotNeeded) {
   const Outcome expected = GetParam().program();
   ASSERT_EQ(expected.errors, std::vector<std::string>());
-  (void)expect_dropped_waits_found(/*host=*/1, [&] {
+  (void)expect_dropped_waits_found(GetParam().host, [&] {
     test::allow_more_time(seconds_with_a_gap);
     return GetParam().program() == expected;
   });

@@ -92,7 +92,13 @@ std::vector<Case> cases() {
       {.axes = {{"pp", 2}, {"tp", 2}}},
       {.axes = {{"fsdp", 2}, {"tp", 2}}},
       {.axes = {{"fsdp", 2}, {"cp", 2}}},
-      {.axes = {{"pp", 2}, {"fsdp", 2}}}};
+      {.axes = {{"pp", 2}, {"fsdp", 2}}},
+      {.axes = {{"pp", 2}}, .schedule = "gpipe"},
+      {.axes = {{"pp", 2}, {"dp", 2}}, .schedule = "zbv"},
+      {.axes = {{"pp", 2}, {"tp", 2}}, .schedule = "interleaved"},
+      {.axes = {{"dp", 2}, {"fsdp", 2}}},
+      {.axes = {{"dp", 2}, {"cp", 2}}},
+      {.axes = {{"tp", 2}, {"cp", 2}}}};
   for (const auto& how : meshes) all.push_back({.how = how});
   const std::vector<std::vector<MeshAxis>> of_experts = {{{"dp", 2}},
                                                          {{"ep", 2}},

@@ -9,9 +9,11 @@
 
 #include "accelerator/small_training.h"
 #include "support/accelerator/expectations.h"
+#include "support/watchdog.h"
 
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <string>
@@ -23,6 +25,7 @@ using namespace lockstep::test::accelerator;
 namespace {
 
 constexpr int steps_of_variant = 4;
+constexpr int seconds_with_a_gap = 60;  // if ranks wait until their deadlines
 
 // Trains on the device and returns the parameters, on the CPU.
 using Program = std::function<Values(Group group, c10::Device device)>;
@@ -112,6 +115,7 @@ DistributedDataParallelOptions small_buckets() {
 }
 DistributedDataParallelOptions in_place() { return {.in_place_bytes = 256}; }
 DistributedDataParallelOptions unused() { return {.find_unused_parameters = true}; }
+DistributedDataParallelOptions static_graph() { return {.static_graph = true}; }
 DistributedDataParallelOptions bf16_hook() { return {.hook = bf16_compression()}; }
 DistributedDataParallelOptions power_hook() {
   return {.hook = power_sgd({.rank = 2, .start_step = 1, .min_compression_rate = 1})};
@@ -121,6 +125,7 @@ std::vector<Variant> variants() {
   std::vector<Variant> all{{"DdpSmallBuckets", data_parallel(&small_buckets)},
                            {"DdpInPlace", data_parallel(&in_place)},
                            {"DdpFindUnused", data_parallel(&unused)},
+                           {"DdpStaticGraph", data_parallel(&static_graph)},
                            {"DdpBfloat16", data_parallel(&small_buckets, at::kBFloat16)},
                            {"DdpBfloat16Hook", data_parallel(&bf16_hook)},
                            {"DdpPowerSgd", data_parallel(&power_hook)},
@@ -161,6 +166,32 @@ TEST_P(Variants, TrainWithTheBitsOfTheSameRanksOnTheCpu) {
     for (int rank = 0; rank < ranks; ++rank) expect_equal(found[rank], expected[rank]);
   }
 }
+
+class DroppedWaitsOfVariants : public Variants {};
+
+TEST_P(DroppedWaitsOfVariants, AreReportedOrNotNeeded) {
+  const auto trained = [&] {
+    std::vector<Values> found(ranks);
+    const auto errors = errors_of_ranks(ranks, [&](const Group& group, c10::Device device) {
+      found[group.rank()] = GetParam().program(group, device);
+    });
+    return errors.empty() ? found : std::vector<Values>();
+  };
+  const auto expected = trained();
+  ASSERT_EQ(expected.size(), ranks);
+  (void)expect_dropped_waits_found(/*host=*/1, [&] {
+    test::allow_more_time(seconds_with_a_gap);
+    const auto found = trained();
+    return std::ranges::equal(found, expected, [](const Values& one, const Values& other) {
+      return std::ranges::equal(one, other, [](const auto& mine, const auto& its) {
+        return mine.first == its.first && mine.second.equal(its.second);
+      });
+    });
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(OnDevices, DroppedWaitsOfVariants, testing::ValuesIn(variants()),
+                         [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(OnDevices, Variants, testing::ValuesIn(variants()),
                          [](const auto& info) { return info.param.name; });

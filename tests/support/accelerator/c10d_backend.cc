@@ -84,11 +84,22 @@ class DeviceWork final : public c10d::Work {
   Omission omission_;
 };
 
+// Throws if a rank expects another number of bytes than it gets: ranks may disagree after a wait is
+// left out.
+void check_bytes(const RankBytes& part, std::size_t bytes) {
+  TORCH_CHECK(part.output == nullptr || part.output_bytes == bytes, "a rank expects ",
+              part.output_bytes, " bytes and gets ", bytes);
+}
+
 // Rounds at every addition, as a backend may.
 template <typename Value>
 void add_up(const std::vector<RankBytes>& parts) {
-  std::vector<Value> sum(parts.front().input_bytes / sizeof(Value));
+  const std::size_t bytes = parts.front().input_bytes;
+  std::vector<Value> sum(bytes / sizeof(Value));
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    TORCH_CHECK(parts[rank].input_bytes == bytes, "ranks add ", bytes, " and ",
+                parts[rank].input_bytes, " bytes");
+    check_bytes(parts[rank], bytes);
     const auto* values = static_cast<const Value*>(parts[rank].input);
     for (std::size_t i = 0; i < sum.size(); ++i)
       sum[i] = rank == 0 ? values[i] : sum[i] + values[i];
@@ -117,13 +128,17 @@ CollectiveKernel sum_of(at::ScalarType dtype) {
 }
 
 void copy_from_root(const std::vector<RankBytes>& parts, int root) {
+  for (const RankBytes& part : parts) check_bytes(part, parts[root].input_bytes);
   for (const RankBytes& part : parts)
     if (part.output != nullptr) std::memcpy(part.output, parts[root].input, part.output_bytes);
 }
 
 // Copies all inputs, one after the other, to every rank that has an output.
 void gather_all(const std::vector<RankBytes>& parts) {
+  std::size_t bytes = 0;
+  for (const RankBytes& part : parts) bytes += part.input_bytes;
   for (const RankBytes& part : parts) {
+    check_bytes(part, bytes);
     auto* output = static_cast<char*>(part.output);
     for (const RankBytes& other : parts) {
       if (output == nullptr) break;
@@ -133,14 +148,13 @@ void gather_all(const std::vector<RankBytes>& parts) {
   }
 }
 
-// Copies to rank r the bytes that each rank has for it, in rank order. Throws if they are not as
-// many as rank r expects: ranks may disagree after a wait was left out.
+// Copies to rank r the bytes that each rank has for it, in rank order.
 void exchange_all(const std::vector<RankBytes>& parts) {
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     std::size_t bytes = 0;
     for (const RankBytes& other : parts) bytes += other.input_counts[rank];
-    TORCH_CHECK(bytes == parts[rank].output_bytes, "rank ", rank, " expects ",
-                parts[rank].output_bytes, " bytes and gets ", bytes);
+    TORCH_CHECK(parts[rank].output != nullptr || bytes == 0, "rank ", rank, " takes nothing");
+    check_bytes(parts[rank], bytes);
   }
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     auto* output = static_cast<char*>(parts[rank].output);
@@ -156,6 +170,10 @@ void exchange_all(const std::vector<RankBytes>& parts) {
 }
 
 void scatter_from(const std::vector<RankBytes>& parts, int root) {
+  std::size_t bytes = 0;
+  for (const RankBytes& part : parts) bytes += part.output_bytes;
+  TORCH_CHECK(bytes == parts[root].input_bytes, "ranks expect ", bytes, " bytes and get ",
+              parts[root].input_bytes);
   const auto* input = static_cast<const char*>(parts[root].input);
   for (const RankBytes& part : parts) {
     std::memcpy(part.output, input, part.output_bytes);
