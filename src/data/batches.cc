@@ -40,7 +40,7 @@ DeviceCopies::DeviceCopies(std::optional<c10::Device> device, bool pin_memory) {
   }
   const std::optional<c10::DeviceType> type =
       has_device ? std::optional(device->type()) : accelerator();
-  pins_ = (has_device || pin_memory) && type && accelerator_count() > 0 && pins_host_memory(*type);
+  pins_ = (has_device || pin_memory) && type && pins_host_memory(*type);
 }
 
 void DeviceCopies::pin(at::Tensor& tensor) const {

@@ -103,7 +103,7 @@ TEST_F(NumberedParameters, OfADistributedCheckpointOfSeveralRanksAreInTheModelsO
   expect_python(R"(
 import torch.distributed as dist, torch.distributed.distributed_c10d as c10d
 # Without NumPy, which these tests do not ask for.
-c10d._tensor_to_object = lambda tensor, size, group: pickle.loads(bytes(tensor.tolist()[:size]))
+c10d._tensor_to_object = lambda tensor, size, *rest: pickle.loads(bytes(tensor.tolist()[:size]))
 rank, children = 0, []
 for other in range(1, 3):
     child = os.fork()

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.checkpoint.state_dict import get_state_dict, StateDictOptions
 folder, ranks, kind = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 # Without NumPy, which these tests do not ask for.
-c10d._tensor_to_object = lambda tensor, size, group: pickle.loads(bytes(tensor.tolist()[:size]))
+c10d._tensor_to_object = lambda tensor, size, *rest: pickle.loads(bytes(tensor.tolist()[:size]))
 torch.set_num_threads(1)
 os.makedirs(folder)
 rank, children = 0, []

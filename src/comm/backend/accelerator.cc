@@ -16,6 +16,7 @@ void make_current(c10::Device device) {
 }
 
 bool pins_host_memory(c10::DeviceType type) {
+  if (accelerator_count() == 0) return false;  // a LibTorch for CUDA on a host without a driver
   if (type != c10::kPrivateUse1) return type == c10::kCUDA || type == c10::kXPU;
   static const bool extension_does = [] {
     try {

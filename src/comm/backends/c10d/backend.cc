@@ -1,5 +1,7 @@
 #include "comm/backends/c10d/backend.h"
 
+#include <lockstep/base/error.h>
+
 #include "base/format.h"
 #include "base/scope_exit.h"
 #include "comm/backend/accelerator.h"
@@ -65,11 +67,11 @@ std::shared_ptr<Launched> C10dBackend::launch(const PostedCall& call) {
   if (call.after) call.after->precede(stream);
   perform(there);
   if (is_on_host && call.output.defined())
-    launched->steps.push_back({StreamPoint(device), [copies = copy_stream(device),
+    launched->steps.push_back({StreamPoint(device), [this, copies = copy_stream(device),
                                                      from = there.output, to = call.output] {
                                  at::NoGradGuard no_grad;
                                  const c10::StreamGuard on(copies);
-                                 to.copy_(from);
+                                 copy_back(from, to);
                                }});
   launched->end.emplace(device);
   return launched;
@@ -104,8 +106,15 @@ void C10dBackend::run_on(c10::Device device, const PostedCall& call) {
   if (call.output.defined())
     there.output = call.output.is_same(call.input) ? there.input : call.output.to(device);
   perform(there);
-  if (call.output.defined() && !call.output.is_same(there.output)) call.output.copy_(there.output);
-  stream.synchronize();
+  stream.synchronize();  // may wait for peers, so not while copying_ is held
+  if (call.output.defined() && !call.output.is_same(there.output))
+    copy_back(there.output, call.output);
+}
+
+void C10dBackend::copy_back(const at::Tensor& from, const at::Tensor& to) {
+  Lock lock(copying_);
+  if (!may_copy_) throw Aborted("the backend is closed");
+  to.copy_(from);
 }
 
 c10::Stream C10dBackend::stream_of(const PostedCall& call, c10::Device device) {
@@ -127,6 +136,10 @@ c10::Stream C10dBackend::stream_of(ChannelKey channel, c10::Device device) {
 }
 
 void C10dBackend::close(std::string_view) noexcept {
+  {
+    Lock lock(copying_);
+    may_copy_ = false;
+  }
   Lock lock(launching_);
   closed_ = true;
   connection_->close([this] { return running_ > 0; });

@@ -67,6 +67,10 @@ class C10dBackend final : public BlockingCollectives {
   [[nodiscard]] PostedCall copied_to(c10::Device device, const PostedCall& call,
                                      const c10::Stream& stream);
 
+  // Copies an output of a call to the caller's tensor in host memory. Throws Aborted if the backend
+  // is closed: the caller may have seen the error, and its memory may be gone.
+  void copy_back(const at::Tensor& from, const at::Tensor& to);
+
   // Starts one or more c10d operations and, unless the call is being launched, waits for them.
   // Throws c10d's exceptions, and Aborted if the backend is closed.
   void perform(const PostedCall& call);
@@ -110,6 +114,8 @@ class C10dBackend final : public BlockingCollectives {
   Mutex launching_;  // held at each launch, and while the backend is being closed
   bool closed_ LOCKSTEP_GUARDED_BY(launching_) = false;  // nothing may be launched any more
   std::atomic<int> running_{0};                          // launched and not finished
+  Mutex copying_;                                        // held while outputs are copied
+  bool may_copy_ LOCKSTEP_GUARDED_BY(copying_) = true;
   Mutex mutex_;
   std::map<std::pair<ChannelKey, c10::DeviceIndex>, c10::Stream> streams_
       LOCKSTEP_GUARDED_BY(mutex_);
