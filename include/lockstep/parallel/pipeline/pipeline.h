@@ -102,9 +102,10 @@ class [[nodiscard]] Pipeline : public Handle {
   // Runs forward and backward of one batch. `inputs` are those of the first stage: tensors with the
   // same number of rows, at least one per micro-batch; only the rank of the first stage reads them.
   // `targets` are those of the loss, with as many rows; only the rank of the last stage reads them.
-  // Other ranks may pass the same or nothing. Returns the loss on every rank. If the last stage's
-  // loss is on a device, the result is on the device of the rank's stages, and the host is not
-  // blocked; such losses keep the dtype of the first step.
+  // Other ranks may pass the same or nothing. Returns the loss of this pipeline's rows on each of
+  // its ranks; under data parallelism, other pipelines have other rows. If the last stage's loss is
+  // on a device, the result is on the device of the rank's stages, and the host is not blocked;
+  // such losses keep the dtype of the first step.
   at::Tensor step(const Tensors& inputs, const Tensors& targets);
   // Returns the loss without gradients: runs the forwards in the schedule's order. Does not change
   // the modules' mode: call eval() on the model as usual. One row is enough here and in forward():
