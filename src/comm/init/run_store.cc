@@ -87,7 +87,8 @@ using namespace std::chrono_literals;
 constexpr auto until_known = 10s;
 constexpr auto until_notice = 5s;
 constexpr auto between_attempts = 200ms;
-constexpr int silent_attempts = 6;  // of until_notice
+constexpr auto shortest_attempt = 100ms;  // also at the deadline: a server needs time to answer
+constexpr int silent_attempts = 6;        // of until_notice
 
 // Checks an address by calling `use` on a datagram socket, which sends nothing. Returns 0, or the
 // errno if the address cannot be used.
@@ -156,13 +157,13 @@ void MasterAddress::check_own() const {
 
 void MasterAddress::wait_for_store(int rank, std::string_view listener, Deadline deadline) const {
   auto notice = Deadline::after(until_notice);
-  std::string found;
   for (int silent = 0;;) {
-    std::string problem;
+    const auto soon = std::clamp<Duration>(deadline.left(), shortest_attempt, until_notice);
+    std::string problem, found;
     bool may_come = false;  // the store may still appear at an address
     for (const auto& address : addresses_) {
       try {
-        switch (listener_at(address, Deadline::after(until_notice).or_sooner(deadline))) {
+        switch (listener_at(address, Deadline::after(soon))) {
           case Listener::store:
             return;
           case Listener::other:
@@ -174,7 +175,6 @@ void MasterAddress::wait_for_store(int rank, std::string_view listener, Deadline
             break;
           case Listener::is_silent:
             may_come = true;
-            if (deadline.passed() && !found.empty()) break;  // it had no time to answer
             found = "; a server there takes connections and does not answer";
             if (++silent == silent_attempts)
               throw Timeout(
@@ -188,7 +188,6 @@ void MasterAddress::wait_for_store(int rank, std::string_view listener, Deadline
             break;
           case Listener::absent:
             may_come = true;
-            found.clear();
         }
       } catch (const SystemError& error) {
         problem = formatted("MASTER_ADDR cannot be reached: {}", error.what());
