@@ -159,10 +159,11 @@ elastic_kills() {
   cat "$log"
 }
 
-# Leaves out every wait of each program on the simulated accelerator in turn; ctest leaves out some of them.
+# Leaves out every wait of each program on the simulated accelerator in turn. If LOCKSTEP_WAITS is not "all", as many as
+# ctest leaves out.
 waits() {
   local log=build/release/waits.log
-  LOCKSTEP_WAITS=all build/release/tests/accelerator_test --gtest_filter='*DroppedWaits*' >"$log" 2>&1 || fail "see $log"
+  LOCKSTEP_WAITS="${LOCKSTEP_WAITS:-all}" LOCKSTEP_TEST_SECONDS=14400 build/release/tests/accelerator_test --gtest_filter='*DroppedWaits*' >"$log" 2>&1 || fail "see $log"
 }
 
 # Repeats tests that depend on time and on failures, to find defects that show once in a hundred runs.
@@ -179,7 +180,7 @@ soak() {
   kills
   elastic_kills
   waits
-  unset LOCKSTEP_FUZZ LOCKSTEP_INJECTIONS LOCKSTEP_KILLS LOCKSTEP_ELASTIC_KILLS  # ctest uses its own, smaller numbers
+  unset LOCKSTEP_FUZZ LOCKSTEP_INJECTIONS LOCKSTEP_KILLS LOCKSTEP_ELASTIC_KILLS LOCKSTEP_WAITS  # ctest uses its own, smaller numbers
   python3 tools/run_tests.py soak "$minutes" "release=$(one_of "${soaked_tests[@]}")" "asan=$asan" \
     "tsan=$(one_of "${sanitized[@]}")"
 }
