@@ -4,6 +4,7 @@
 #include "comm/init/init.h"
 #include "dispatch/call.h"
 #include "dispatch/deferred_init/recorder.h"
+#include "dispatch/devices.h"
 #include "dispatch/lazy_storage.h"
 #include "dispatch/part.h"
 #include "dispatch/recompute/activation_checkpoint_state.h"
@@ -232,8 +233,6 @@ constexpr Layout other_layouts[] = {{DispatchKey::Sparse, "sparse"},
                                     {DispatchKey::SparseCsr, "compressed sparse"},
                                     {DispatchKey::NestedTensor, "nested"},
                                     {DispatchKey::MkldnnCPU, "oneDNN"}};
-constexpr c10::BackendComponent devices[] = {c10::BackendComponent::CPUBit,
-                                             c10::BackendComponent::CUDABit};
 
 // Replaces a kernel of LibTorch for tensors of another layout, and calls it unless one of our
 // tensors is among the arguments.

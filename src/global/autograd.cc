@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "dispatch/call.h"
+#include "dispatch/devices.h"
 #include "dispatch/key.h"
 #include "global/convert.h"
 #include "global/global_tensor.h"
@@ -287,8 +288,9 @@ void replace_formulas() {
   using torch::Library;
   static auto* libraries = [] {
     auto* made = new std::vector<Library>;
-    for (c10::DispatchKey key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA})
-      replace_for(made->emplace_back(Library::IMPL, "aten", key, __FILE__, __LINE__));
+    for (const c10::BackendComponent device : dispatch::devices)
+      replace_for(made->emplace_back(Library::IMPL, "aten", dispatch::autograd_key(device),
+                                     __FILE__, __LINE__));
     // This operation is composite, so it does not reach the interceptors by itself.
     made->emplace_back(Library::IMPL, "aten", dispatch::our_key, __FILE__, __LINE__)
         .impl("cumprod_backward",

@@ -1,6 +1,7 @@
 #include "global/head_attention.h"
 
 #include "base/check.h"
+#include "dispatch/devices.h"
 #include "global/global_tensor.h"
 #include "global/mesh_context.h"
 
@@ -63,8 +64,9 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
 void take_attention() {
   static std::once_flag once;
   std::call_once(once, [] {
-    for (auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA}) {
-      auto* library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+    for (const c10::BackendComponent device : dispatch::devices) {
+      auto* library = new torch::Library(torch::Library::IMPL, "aten",
+                                         dispatch::autograd_key(device), __FILE__, __LINE__);
       library->impl("scaled_dot_product_attention", &attention);
     }
   });

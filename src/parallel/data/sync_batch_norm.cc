@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/mutex.h"
+#include "dispatch/devices.h"
 #include "module/checks.h"
 
 #include <lockstep/comm/group.h>
@@ -382,11 +383,13 @@ at::Tensor batch_norm(const at::Tensor& input, const Optional& weight, const Opt
 void take_batch_norm() {
   static std::once_flag once;
   std::call_once(once, [] {
-    for (auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::CPU,
-                     c10::DispatchKey::AutogradCUDA, c10::DispatchKey::CUDA}) {
-      auto* library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-      library->impl("batch_norm", &batch_norm);
-    }
+    for (const c10::BackendComponent device : dispatch::devices)
+      for (const auto key :
+           {dispatch::autograd_key(device),
+            c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, device)}) {
+        auto* library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+        library->impl("batch_norm", &batch_norm);
+      }
   });
 }
 
