@@ -102,8 +102,10 @@ void BackwardStep::contribute_static_unused() {
     if (!reducer_->contribute_unused(i)) status_.say_missing(i);
 }
 
+// Under a Join, ranks without inputs post all buckets after the announced rounds. On streams, the
+// other ranks must post them in the same order.
 void BackwardStep::start_reduction() {
-  reducer_->begin_reduction();
+  reducer_->begin_reduction(/*posts_early=*/!has_streams_ || !has_join());
   status_ = StepStatus(ready_.size());
   ready_.assign(ready_.size(), false);
   observed_.clear();
@@ -233,7 +235,10 @@ void BackwardStep::set_join(std::shared_ptr<JoinLink> link, const Joinable* self
 }
 
 bool BackwardStep::exchanges_status() {
-  if (!has_streams_ || options_.find_unused_parameters || options_.static_graph) return true;
+  return !has_streams_ || options_.find_unused_parameters || options_.static_graph || has_join();
+}
+
+bool BackwardStep::has_join() {
   Lock lock(join_mutex_);
   return link_ != nullptr;
 }

@@ -105,8 +105,9 @@ class Reducer {
   // Called at the first gradient of a backward(). Blocks for operations that a failed backward()
   // has left in flight.
   virtual void begin() = 0;
-  // Called at the first gradient outside of no_sync().
-  virtual void begin_reduction() = 0;
+  // Called at the first gradient outside of no_sync(). If not `posts_early`, buckets wait for
+  // post_rest().
+  virtual void begin_reduction(bool posts_early) = 0;
   // Called when .grad of parameter i is complete. Posts the buckets that this completes, in the
   // same order on all ranks.
   virtual void accept(int i) = 0;
@@ -288,6 +289,7 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   [[nodiscard]] JoinRound announce();
   // Returns true if the ranks exchange their status at the end of a backward().
   [[nodiscard]] bool exchanges_status();
+  [[nodiscard]] bool has_join();
   void check_own_gradients() LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] bool divides_by_active();
   void contribute_static_unused() LOCKSTEP_REQUIRES(mutex_);

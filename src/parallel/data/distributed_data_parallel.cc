@@ -64,7 +64,8 @@ class BucketReducer final : public parallel::Reducer {
   void check_parameters() const override {}
   void begin() override {}
 
-  void begin_reduction() override {
+  void begin_reduction(bool posts_early) override {
+    posts_early_ = posts_early;
     buckets_.wait();
     buckets_.abandon_hook();
     factor_ = 1;
@@ -76,7 +77,7 @@ class BucketReducer final : public parallel::Reducer {
   void accept(int i) override {
     used_[static_cast<std::size_t>(i)] = true;
     buckets_.take(i);
-    buckets_.ready(i);
+    if (posts_early_) buckets_.ready(i);
   }
 
   void keep(int i) override { used_[static_cast<std::size_t>(i)] = true; }
@@ -99,7 +100,7 @@ class BucketReducer final : public parallel::Reducer {
 
   [[nodiscard]] bool contribute_unused(int i) override {
     bool had_a_part = contribute_absent(i);
-    buckets_.ready(i);
+    if (posts_early_) buckets_.ready(i);
     return had_a_part;
   }
 
@@ -176,8 +177,9 @@ class BucketReducer final : public parallel::Reducer {
   std::shared_ptr<parallel::WaitTime> waits_;
   std::vector<int> order_;
   GradientBuckets buckets_;
-  double factor_ = 1;       // of the step's averages
-  std::vector<bool> used_;  // had a gradient since the last step, inside no_sync() or not
+  double factor_ = 1;        // of the step's averages
+  bool posts_early_ = true;  // before post_rest()
+  std::vector<bool> used_;   // had a gradient since the last step, inside no_sync() or not
   std::vector<Absent> absent_;
 };
 

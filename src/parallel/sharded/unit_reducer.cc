@@ -58,7 +58,7 @@ void UnitReducer::begin() {
   std::exchange(sent_work_, Work()).wait();
 }
 
-void UnitReducer::begin_reduction() {
+void UnitReducer::begin_reduction(bool /*posts_early*/) {
   awaited_.assign(gradients_.size(), 0);
   for (const auto& [u, number] : places_) ++awaited_[static_cast<std::size_t>(u)];
   posted_ = 0;
@@ -204,7 +204,7 @@ void UnitReducer::publish(const parallel::StepStatus& all) {
 }
 
 void UnitReducer::adopt_order(const std::vector<int>& order) {
-  begin_reduction();
+  begin_reduction(/*posts_early=*/true);
   order_.clear();
   for (int i : order) {
     int u = place(i).unit;

@@ -43,7 +43,7 @@ class UnitReducer final : public parallel::Reducer {
   }
   void check_parameters() const override;
   void begin() override;
-  void begin_reduction() override;
+  void begin_reduction(bool posts_early) override;
   void accept(int i) override;
   void keep(int i) override;
   void end_backward(bool reduces) override;
