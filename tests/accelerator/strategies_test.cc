@@ -1,6 +1,8 @@
 // Every strategy on the simulated accelerator: the losses equal those of one process on the CPU,
 // and no synchronisation fault is reported. Schedules run each task as late or as early as
 // possible.
+#include <lockstep/comm/local.h>
+
 #include "parallel/composition.h"
 #include "support/accelerator/expectations.h"
 
@@ -53,7 +55,7 @@ class Strategies : public AcceleratorTest, public testing::WithParamInterface<Ca
       }
       EXPECT_EQ(communicators_of(device), communicators) << "made in a step";
       for (const auto& parameter : composed.all().parameters())
-        EXPECT_EQ(parameter.device(), device);
+        EXPECT_EQ(parameter.device(), how.on_host ? c10::kCPU : device);
     });
   }
 };
@@ -84,6 +86,7 @@ std::vector<Case> cases() {
       {.axes = {{"fsdp", 2}}, .level = ShardLevel::gradients},
       {.axes = {{"fsdp", 2}}},
       {.axes = {{"fsdp", 4}}, .checkpoints = true},
+      {.axes = {{"fsdp", 2}}, .on_host = true},
       {.axes = {{"pp", 2}}},
       {.axes = {{"pp", 2}}, .schedule = "zbv"},
       {.axes = {{"pp", 2}}, .schedule = "interleaved"},
@@ -111,16 +114,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-struct HostWaits {
-  test::Composition how;
-  int most = 0;  // in a step
-};
-
-void PrintTo(const HostWaits& what, std::ostream* out) { *out << test::text_of(what.how); }
-
-// Counts include the wait for the loss, which composed.step() returns as a number.
-class HostSynchronizations : public AcceleratorTest,
-                             public testing::WithParamInterface<HostWaits> {};
+class HostSynchronizations : public AcceleratorTest, public testing::WithParamInterface<Case> {};
 
 std::string text_of(const std::map<std::string, int>& counts) {
   std::string text;
@@ -129,7 +123,8 @@ std::string text_of(const std::map<std::string, int>& counts) {
   return text;
 }
 
-TEST_P(HostSynchronizations, OfAStepAreFew) {
+// The one wait is that for the loss, which composed.step() returns as a number.
+TEST_P(HostSynchronizations, OfAStepAreThatOfTheLoss) {
   constexpr int steps = 9, counted = 3;
   const auto& how = GetParam().how;
   run_ranks(test::ranks_of(how), [&](Group world, c10::Device device) {
@@ -157,23 +152,67 @@ TEST_P(HostSynchronizations, OfAStepAreFew) {
       fewest = all;
       causes = text_of(after.synchronizations);
     }
-    EXPECT_LE(fewest, GetParam().most) << "rank " << rank << causes;
+    EXPECT_LE(fewest, 1) << "rank " << rank << causes;
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    OnDevices, HostSynchronizations,
-    testing::Values(HostWaits{{.axes = {{"dp", 2}}}, 1}, HostWaits{{.axes = {{"fsdp", 2}}}, 1},
-                    HostWaits{{.axes = {{"tp", 2}}}, 1},
-                    HostWaits{{.axes = {{"tp", 2}}, .sequence = true}, 1},
-                    HostWaits{{.axes = {{"tp", 2}}, .checkpoints = true}, 1},
-                    HostWaits{{.axes = {{"cp", 2}}}, 1},
-                    HostWaits{{.axes = {{"cp", 2}}, .context = ContextMethod::ulysses}, 1},
-                    HostWaits{{.axes = {{"dp", 2}, {"tp", 2}}}, 1},
-                    HostWaits{{.axes = {{"pp", 2}}}, 1},
-                    HostWaits{{.axes = {{"pp", 2}}, .schedule = "zbv"}, 1},
-                    HostWaits{{.axes = {{"pp", 2}}, .checkpoints = true}, 1},
-                    HostWaits{{.axes = {{"pp", 2}, {"tp", 2}}}, 1}));
+std::vector<Case> cases_that_do_not_block() {
+  std::vector<Case> all;
+  const std::vector<test::Composition> meshes = {
+      {.axes = {{"dp", 2}}},
+      {.axes = {{"fsdp", 2}}, .level = ShardLevel::optimizer},
+      {.axes = {{"fsdp", 2}}, .level = ShardLevel::gradients},
+      {.axes = {{"fsdp", 2}}},
+      {.axes = {{"tp", 2}}},
+      {.axes = {{"tp", 2}}, .sequence = true},
+      {.axes = {{"tp", 2}}, .checkpoints = true},
+      {.axes = {{"cp", 2}}},
+      {.axes = {{"cp", 2}}, .context = ContextMethod::ulysses},
+      {.axes = {{"dp", 2}, {"tp", 2}}},
+      {.axes = {{"fsdp", 2}, {"tp", 2}}},
+      {.axes = {{"pp", 2}}},
+      {.axes = {{"pp", 4}}},
+      {.axes = {{"pp", 2}}, .schedule = "interleaved"},
+      {.axes = {{"pp", 2}}, .schedule = "zb-h1"},
+      {.axes = {{"pp", 2}}, .schedule = "zbv"},
+      {.axes = {{"pp", 2}}, .checkpoints = true},
+      {.axes = {{"pp", 2}, {"dp", 2}}},
+      {.axes = {{"pp", 2}, {"tp", 2}}}};
+  for (const auto& how : meshes) all.push_back({.how = how});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(OnDevices, HostSynchronizations,
+                         testing::ValuesIn(cases_that_do_not_block()), name_of);
+
+Traffic traffic_of_ulysses(Group world, c10::Device device) {
+  auto model = models::Gpt(test::composed_gpt());
+  model->to(device);
+  test::Composed composed(model, std::move(world),
+                          {.axes = {{"cp", 2}}, .context = ContextMethod::ulysses});
+  const Mesh tensors = test::tensors_of(*model);
+  reset_traffic(tensors);
+  const test::TokenBatch batch(0, test::rows_of_step);
+  (void)composed.step(batch.ids.to(device), batch.targets.to(device));
+  return traffic(tensors);
+}
+
+class Ulysses : public AcceleratorTest {};
+
+TEST_F(Ulysses, DividesHeadsAsOnTheCpu) {
+  std::vector<Traffic> expected(2), found(2);
+  run_as_threads(2, [&](const Group& world) {
+    expected.at(world.rank()) = traffic_of_ulysses(world, c10::kCPU);
+  });
+  run_ranks(2, [&](const Group& world, c10::Device device) {
+    found.at(world.rank()) = traffic_of_ulysses(world, device);
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_GT(expected[rank].all_to_alls, 0);
+    EXPECT_EQ(found[rank].all_to_alls, expected[rank].all_to_alls);
+    EXPECT_EQ(found[rank].all_gathers, expected[rank].all_gathers);
+  }
+}
 
 class LossOfAPipeline : public AcceleratorTest {
  protected:

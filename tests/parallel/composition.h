@@ -29,6 +29,7 @@ struct Composition {
   int micro_batches = 4;
   bool buckets = true;
   ContextMethod context = ContextMethod::ring;
+  bool on_host = false;  // shards are offloaded to host memory
   // Called before each forward of a stage or of the model, unless null.
   std::function<void()> before_forward = {};
 };
@@ -44,6 +45,7 @@ inline std::string text_of(const Composition& what) {
   if (what.level == ShardLevel::gradients) text += ", gradient shards";
   if (what.context == ContextMethod::ulysses) text += ", ulysses";
   if (what.checkpoints) text += ", activations checkpointed";
+  if (what.on_host) text += ", offloaded";
   return text;
 }
 
@@ -107,7 +109,7 @@ class Composed {
   [[nodiscard]] ParallelOptions options() const {
     ParallelOptions options{.sequence_parallel = how_.sequence,
                             .context = how_.context,
-                            .shard = {.level = how_.level},
+                            .shard = {.level = how_.level, .offload_to_host = how_.on_host},
                             .data = {.bucket_bytes = how_.buckets ? 20000 : 1 << 25},
                             .pipeline = {how_.schedule},
                             .micro_batches = has("pp") ? how_.micro_batches : 1};
