@@ -235,14 +235,21 @@ std::vector<Access> Call::argument_accesses() const {
                                              "masked_scatter_",
                                              "_index_put_impl_",
                                              "_foreach_zero_",
-                                             "_foreach_copy_"};
+                                             "_foreach_copy_",
+                                             "_cummax_helper",
+                                             "_cummin_helper"};
   const bool moves = movers.contains(name_);
+  const auto beta = schema_.argumentIndexWithName("beta");
+  const bool ignores_self =
+      beta && arguments_[*beta].isScalar() && arguments_[*beta].toScalar().equal(0);
   std::vector<Access> accesses;
   for (std::size_t i = 0; i < arguments_.size(); ++i) {
     const auto& argument = schema_.arguments()[i];
     const bool keeps_values = !argument.is_out() && !fillers.contains(name_);
     const auto write = keeps_values ? AccessKind::update : AccessKind::write;
-    const auto read = moves || argument.is_out() ? AccessKind::copy : AccessKind::read;
+    const bool is_read =
+        !moves && !argument.is_out() && !(ignores_self && argument.name() == "self");
+    const auto read = is_read ? AccessKind::read : AccessKind::copy;
     for_each_tensor(arguments_[i], [&](const Tensor& tensor) {
       add_accesses(accesses, tensor, writes(argument) ? write : read);
     });

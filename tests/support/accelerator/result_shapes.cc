@@ -19,7 +19,9 @@ using torch::jit::Stack;
 
 std::mutex shapes_mutex;             // guards these two
 std::map<std::string, Stack> known;  // by operation, shapes and numbers
-std::set<std::string> without_meta;  // operations that have no meta kernel in C++
+// Operations that have no meta kernel in C++, or one that differs from CUDA's without rows.
+std::set<std::string> without_meta{"aten::native_layer_norm", "aten::index_add", "aten::index_add_",
+                                   "aten::index_add.out"};
 
 std::string key_of(const std::string& name, const Stack& arguments) {
   std::ostringstream text;
