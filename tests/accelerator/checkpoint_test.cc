@@ -144,54 +144,69 @@ TEST_P(Checkpoints, AreSavedWhileTrainingContinues) {
 
 INSTANTIATE_TEST_SUITE_P(OnDevices, Checkpoints, testing::ValuesIn(all_levels), name_of_level);
 
-class CheckpointMeshes : public AcceleratorTest {
- protected:
-  // Makes two steps and saves, or loads and makes the next two. Returns the losses.
-  static std::vector<double> run(const test::Composition& how, const fs::path& folder,
-                                 bool goes_on) {
-    std::vector<double> losses;
-    run_ranks(test::ranks_of(how), [&](Group world, c10::Device device) {
-      const bool is_first = world.rank() == 0;
-      auto gpt = test::made_alike([] { return models::Gpt(least_gpt()); }, at::kDouble);
-      gpt->to(device);
-      test::Composed composed(gpt, std::move(world), how);
-      const auto optimizer = test::parity_optimizer(at::kDouble, composed.all().parameters());
-      const int first = goes_on ? steps_at_once : 0;
-      if (goes_on)
-        EXPECT_EQ(checkpoint::load_latest(folder, composed.all(), *optimizer)->step, first);
-      for (int step = first; step < first + steps_at_once; ++step) {
-        const test::TokenBatch batch(step, test::rows_of_step);
-        composed.all().zero_grad();
-        const double loss = composed.step(batch.ids.to(device), batch.targets.to(device));
-        optimizer->step();
-        if (is_first) losses.push_back(loss);
-      }
-      if (!goes_on)
-        (void)checkpoint::save(folder, composed.all(), *optimizer, {.step = steps_at_once});
-    });
-    return losses;
-  }
-};
+// Trains two steps and saves, or loads and trains the next two steps. Returns the losses.
+template <typename Make>
+std::vector<double> losses_on_mesh(const test::Composition& how, const Make& make,
+                                   const fs::path& folder, bool goes_on) {
+  std::vector<double> losses;
+  run_ranks(test::ranks_of(how), [&](Group world, c10::Device device) {
+    const bool is_first = world.rank() == 0;
+    auto model = make();
+    model->to(device);
+    test::Composed composed(model, std::move(world), how);
+    const auto optimizer = test::parity_optimizer(at::kDouble, composed.all().parameters());
+    const int first = goes_on ? steps_at_once : 0;
+    if (goes_on)
+      EXPECT_EQ(checkpoint::load_latest(folder, composed.all(), *optimizer)->step, first);
+    for (int step = first; step < first + steps_at_once; ++step) {
+      const test::TokenBatch batch(step, test::rows_of_step);
+      composed.all().zero_grad();
+      const double loss = composed.step(batch.ids.to(device), batch.targets.to(device));
+      optimizer->step();
+      if (is_first) losses.push_back(loss);
+    }
+    if (!goes_on)
+      (void)checkpoint::save(folder, composed.all(), *optimizer, {.step = steps_at_once});
+  });
+  return losses;
+}
 
-TEST_F(CheckpointMeshes, GoOnOnAnotherMesh) {
-  const auto expected =
-      test::losses_of_one(test::made_alike([] { return models::Gpt(least_gpt()); }, at::kDouble),
-                          at::kDouble, 2 * steps_at_once);
-  const std::vector<test::Composition> all = {{.axes = {{"tp", 2}}},
-                                              {.axes = {{"fsdp", 2}, {"tp", 2}}},
-                                              {.axes = {{"pp", 2}}},
-                                              {.axes = {{"fsdp", 4}}}};
+// Saves on each mesh, and goes on with the next one.
+template <typename Make>
+void expect_meshes_go_on(const std::vector<test::Composition>& all, const Make& make) {
+  const auto expected = test::losses_of_one(make(), at::kDouble, 2 * steps_at_once);
   for (std::size_t i = 0; i < all.size(); ++i) {
     const test::Composition &from = all[i], &to = all[(i + 1) % all.size()];
     const test::TemporaryFolder folder;
-    auto losses = run(from, folder.path(), /*goes_on=*/false);
-    const auto later = run(to, folder.path(), /*goes_on=*/true);
+    auto losses = losses_on_mesh(from, make, folder.path(), /*goes_on=*/false);
+    const auto later = losses_on_mesh(to, make, folder.path(), /*goes_on=*/true);
     losses.insert(losses.end(), later.begin(), later.end());
     ASSERT_EQ(losses.size(), expected.size());
     for (std::size_t step = 0; step < losses.size(); ++step)
       EXPECT_NEAR(losses[step], expected[step], 1e-10 * std::abs(expected[step]))
           << test::text_of(from) << " to " << test::text_of(to) << ", step " << step;
   }
+}
+
+class CheckpointMeshes : public AcceleratorTest {};
+
+TEST_F(CheckpointMeshes, GoOnOnAnotherMesh) {
+  expect_meshes_go_on(
+      {{.axes = {{"tp", 2}}},
+       {.axes = {{"fsdp", 2}, {"tp", 2}}},
+       {.axes = {{"pp", 2}}},
+       {.axes = {{"cp", 2}}},
+       {.axes = {{"fsdp", 2}, {"cp", 2}}},
+       {.axes = {{"fsdp", 4}}}},
+      [] { return test::made_alike([] { return models::Gpt(least_gpt()); }, at::kDouble); });
+}
+
+TEST_F(CheckpointMeshes, OfExpertsGoOnOnAnotherMesh) {
+  std::vector<test::Composition> meshes;
+  const std::vector<std::vector<MeshAxis>> axes = {
+      {{"ep", 2}}, {{"dp", 2}, {"ep", 2}}, {{"fsdp", 2}}, {{"ep", 2}, {"fsdp", 2}}, {{"ep", 4}}};
+  for (const auto& one : axes) meshes.push_back({.axes = one, .micro_batches = 1});
+  expect_meshes_go_on(meshes, [] { return test::moe_of(1.5, at::kDouble); });
 }
 
 class AsyncSaves : public AcceleratorTest {};
