@@ -1,8 +1,11 @@
 // The trainer on the simulated accelerator: with each strategy, the losses equal those of one
 // process on the CPU, and no synchronisation fault is reported.
+#include <lockstep/comm/local.h>
+
 #include "dispatch/thread_generator.h"
 #include "support/accelerator/expectations.h"
 #include "support/accelerator/tensors.h"
+#include "train/communication_ways.h"
 #include "train/evaluator.h"
 #include "train/messages.h"
 #include "train/runs.h"
@@ -27,28 +30,33 @@ constexpr double tolerance_of_float = 1e-4;
 constexpr double tolerance_of_bfloat16 = 2e-2;
 constexpr std::uint64_t seed_of_weights = 7;
 
-// A gpt that checks the device of its tensors.
-class WatchedGpt : public GptTask {
+// A task that checks the device of its tensors.
+template <typename Known>
+class Watched : public Known {
  public:
-  explicit WatchedGpt(c10::DeviceType device) : device_(device) {}
+  explicit Watched(c10::DeviceType device) : device_(device) {}
   at::Tensor loss(const Batch& batch) override {
     EXPECT_EQ(batch.data.device().type(), device_);
     EXPECT_EQ(batch.target.device().type(), device_);
-    EXPECT_EQ(model()->parameters().front().device().type(), device_);
-    return GptTask::loss(batch);
+    EXPECT_EQ(this->model()->parameters().front().device().type(), device_);
+    return Known::loss(batch);
   }
 
  private:
   c10::DeviceType device_;
 };
 
+using WatchedGpt = Watched<GptTask>;
+
 // The ranks of run_ranks() are threads. Without generators of their own they would share the CPU's
 // default generator.
 Report train_rank(const RunSetup& setup, Group group, c10::DeviceType device) {
   const dispatch::ThreadGenerator generator(seed_of_weights);
-  WatchedGpt task(device);
-  setup.settle(task);
-  return train(task, setup, std::move(group));
+  const auto run = [&](auto task) {
+    setup.settle(task);
+    return train(task, setup, std::move(group));
+  };
+  return setup.task == "moe" ? run(Watched<MoeTask>(device)) : run(WatchedGpt(device));
 }
 
 Rows trained_on_cpu(RunSetup setup) {
@@ -91,8 +99,8 @@ class TrainerOnDevice : public AcceleratorTest {
   }
 
   // Runs on the current device of each rank's thread.
-  [[nodiscard]] RunSetup setup() const {
-    RunSetup setup = tiny_gpt(folder_);
+  [[nodiscard]] RunSetup setup(const std::string& task = "gpt") const {
+    RunSetup setup = tiny_gpt(folder_, task);
     setup.device = "sim";
     setup.steps = 4;
     setup.eval_every = 2;
@@ -111,6 +119,7 @@ struct Case {
   const char* mesh = "";
   const char* shard = "auto";
   int ranks = 2;
+  const char* task = "gpt";
 };
 
 void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
@@ -118,7 +127,7 @@ void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
 class TrainerStrategies : public TrainerOnDevice, public testing::WithParamInterface<Case> {};
 
 TEST_P(TrainerStrategies, HaveTheLossesOfOneProcessOnTheCpu) {
-  RunSetup run = setup();
+  const RunSetup run = setup(GetParam().task);
   const Rows expected = trained_on_cpu(run);
   for (std::uint64_t seed : {0, 1}) {
     Machine::get().set({.seed = seed, .lazy = seed % 2 == 0});
@@ -130,16 +139,34 @@ TEST_P(TrainerStrategies, HaveTheLossesOfOneProcessOnTheCpu) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(OnDevices, TrainerStrategies,
-                         testing::Values(Case{.name = "one", .ranks = 1}, Case{.name = "ddp"},
-                                         Case{.name = "fsdp", .mesh = "fsdp=2"},
-                                         Case{.name = "optimizer", .shard = "optimizer"},
-                                         Case{.name = "gradients", .shard = "gradients"},
-                                         Case{.name = "tp", .mesh = "tp=2"},
-                                         Case{.name = "pp", .mesh = "pp=2"},
-                                         Case{.name = "cp", .mesh = "cp=2"},
-                                         Case{.name = "hybrid", .mesh = "dp=2,fsdp=2", .ranks = 4}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    OnDevices, TrainerStrategies,
+    testing::Values(Case{.name = "one", .ranks = 1}, Case{.name = "ddp"},
+                    Case{.name = "fsdp", .mesh = "fsdp=2"},
+                    Case{.name = "optimizer", .shard = "optimizer"},
+                    Case{.name = "gradients", .shard = "gradients"},
+                    Case{.name = "tp", .mesh = "tp=2"}, Case{.name = "pp", .mesh = "pp=2"},
+                    Case{.name = "cp", .mesh = "cp=2"},
+                    Case{.name = "hybrid", .mesh = "dp=2,fsdp=2", .ranks = 4},
+                    Case{.name = "ep", .mesh = "ep=2", .task = "moe"},
+                    Case{.name = "ep_of_dp", .mesh = "dp=2,ep=2", .ranks = 4, .task = "moe"}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+class TrainerCopies : public TrainerOnDevice, public testing::WithParamInterface<Way> {};
+
+TEST_P(TrainerCopies, HaveTheLossesOfTheSameRanksOnTheCpu) {
+  RunSetup run = setup();
+  run.steps = 8;
+  GetParam().change(run);
+  RunSetup on_cpu = run;
+  on_cpu.out += "-cpu";
+  on_cpu.device = "cpu";
+  run_as_threads(2, [&](Group group) { (void)train_rank(on_cpu, std::move(group), c10::kCPU); });
+  expect_near(trained_on_devices(run, 2), metrics_of(on_cpu.out));
+}
+
+INSTANTIATE_TEST_SUITE_P(OnDevices, TrainerCopies, testing::ValuesIn(copies()),
+                         [](const auto& info) { return info.param.name; });
 
 // Dropout draws from the device's generator, whose state is not in checkpoints.
 TEST_F(TrainerOnDevice, AResumedRunHasTheBitsOfOneWithoutInterruption) {
@@ -184,6 +211,21 @@ TEST_F(TrainerOnDevice, AModelIsEvaluatedAndSampledAsOnTheCpu) {
   const auto on_host = evaluate_saved({.run = run.out}, Group());
   const auto found = evaluate_saved({.run = run.out, .device = device(0)}, Group());
   EXPECT_NEAR(found.val_loss, on_host.val_loss, tolerance_of_float);
+}
+
+TEST_F(TrainerOnDevice, AModelOfAMeshIsEvaluatedOnSeveralDevices) {
+  for (const char* mesh : {"tp=2", "pp=2"}) {
+    RunSetup run = setup();
+    run.out += mesh;
+    set_option(run, "mesh", mesh);
+    (void)trained_on_devices(run, 2);
+    const auto on_host = evaluate_saved({.run = run.out}, Group());
+    run_ranks(2, [&](Group group, c10::Device device) {
+      const dispatch::ThreadGenerator generator(seed_of_weights);
+      const auto found = evaluate_saved({.run = run.out, .device = device}, std::move(group));
+      EXPECT_NEAR(found.val_loss, on_host.val_loss, tolerance_of_float) << mesh;
+    });
+  }
 }
 
 TEST_F(TrainerOnDevice, ComputesUnderAutocast) {

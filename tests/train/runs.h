@@ -33,9 +33,9 @@ inline RunSetup tiny(const std::string& task, const test::TemporaryFolder& folde
   return options;
 }
 
-inline RunSetup tiny_gpt(const test::TemporaryFolder& folder) {
+inline RunSetup tiny_gpt(const test::TemporaryFolder& folder, const std::string& task = "gpt") {
   test::write_tiny_text(folder / "text.txt");
-  RunSetup options = tiny("gpt", folder);
+  RunSetup options = tiny(task, folder);
   options.data = folder / "text.txt";
   options.steps = 8;
   options.layers = options.heads = 2;
