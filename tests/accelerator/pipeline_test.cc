@@ -8,7 +8,6 @@
 #include "support/accelerator/expectations.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <exception>
 #include <stdexcept>
@@ -83,7 +82,8 @@ enum class FailingPart { forward, loss, backward };
 
 class PipelineErrors : public AcceleratorTest, public testing::WithParamInterface<Piped> {
  protected:
-  // Lets the second step fail in a part of the model, on one rank of the first pipeline.
+  // Lets the second step fail in a part of the model, on one rank of the first pipeline. A rank
+  // that waited until its deadline would have another error.
   static void expect_end_of_all_ranks(FailingPart part);
 };
 
@@ -100,7 +100,6 @@ PipelineLoss loss_that_fails(FailingPart part, bool fails) {
 }
 
 void PipelineErrors::expect_end_of_all_ranks(FailingPart part) {
-  const auto begin = std::chrono::steady_clock::now();
   run_ranks(test::ranks_of(GetParam().how), [&](Group world, c10::Device device) {
     test::Composition how = GetParam().how;
     int step = 0;
@@ -132,7 +131,6 @@ void PipelineErrors::expect_end_of_all_ranks(FailingPart part) {
     Group all = composed.mesh().group();
     EXPECT_THROW(all.barrier().wait(), Aborted);
   });
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
 }
 
 TEST_P(PipelineErrors, OfAForwardAreToldToAllRanks) {
