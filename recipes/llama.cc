@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
     auto llama = ls::parallelize(model, mesh,
                                  {.sequence_parallel = true,
                                   .activation_checkpointing = {"model.layers.*"},
-                                  .checkpoint_every = 2,
+                                  .activations = {.every = 2},
                                   .micro_batches = 4});
     ls::optim::AdamW optimizer(llama.parameters(), 3e-3);
     return recipe::train(llama, optimizer, given.steps);

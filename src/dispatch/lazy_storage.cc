@@ -101,6 +101,12 @@ void LazyStorage::detach(c10::StorageImpl& storage, std::string_view released) {
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(released));
 }
 
+at::Tensor LazyStorage::buffer_of(const c10::StorageImpl& storage) {
+  const at::DataPtr& data = storage.data_ptr();
+  return data.get_deleter() == &drop_buffer ? *static_cast<const at::Tensor*>(data.get_context())
+                                            : at::Tensor();
+}
+
 void LazyStorage::explain(std::string text) {
   released_ = std::move(text);
   detach();

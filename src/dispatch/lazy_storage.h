@@ -76,6 +76,8 @@ class LazyStorage {
   // For callers without the LazyStorage, which may have been destroyed.
   static void attach(c10::StorageImpl& storage, const at::Tensor& buffer);
   static void detach(c10::StorageImpl& storage, std::string_view released);
+  // Returns the attached buffer; undefined while the storage is released.
+  [[nodiscard]] static at::Tensor buffer_of(const c10::StorageImpl& storage);
   [[nodiscard]] c10::StorageImpl& impl() const { return *storage_.unsafeGetStorageImpl(); }
   [[nodiscard]] const c10::Storage& storage() const { return storage_; }
   // Sets the error text of a read while the storage is released.

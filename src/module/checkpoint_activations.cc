@@ -102,7 +102,7 @@ ActivationCheckpoints checkpoint_activations(const ModuleRef& module,
     if (!block.empty()) number.emplace(block, static_cast<int>(number.size()));
   }
   auto state = std::make_shared<dispatch::ActivationCheckpointState>(
-      std::set<std::string>(options.keep.begin(), options.keep.end()));
+      std::set<std::string>(options.keep.begin(), options.keep.end()), options.offload);
   if (patterns.empty()) return ActivationCheckpoints(std::move(state));
   for (const NamedParameter& parameter : parameters) {
     const std::string_view block = block_of(patterns, parameter);

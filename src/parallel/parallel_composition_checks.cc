@@ -72,8 +72,9 @@ std::vector<std::string> Composition::lines() const {
                             options_.context == ContextMethod::ring ? "ring" : "ulysses",
                             options_.balance == ContextBalance::zigzag ? "zigzag" : "contiguous"));
   for (const std::string& pattern : options_.activation_checkpointing)
-    lines.push_back(
-        formatted("activation_checkpointing {}, every {}", pattern, options_.checkpoint_every));
+    lines.push_back(formatted("activation_checkpointing {}, every {}, offload = {}, keep {}",
+                              pattern, options_.activations.every, options_.activations.offload,
+                              listed(options_.activations.keep, ", ")));
   for (const auto& [pattern, style] : plan_.tensor)
     lines.push_back(formatted("tensor plan {}: {}", pattern, describe(style)));
   for (const ModelPiece& piece : plan_.pieces)
@@ -85,9 +86,9 @@ std::vector<std::string> Composition::lines() const {
 void Composition::check_plan() const {
   check(options_.micro_batches >= 1, "parallelize: expected micro_batches of at least 1, found {}",
         options_.micro_batches);
-  check(options_.checkpoint_every >= 1,
-        "parallelize: expected checkpoint_every of at least 1, found {}",
-        options_.checkpoint_every);
+  check(options_.activations.every >= 1,
+        "parallelize: expected activations.every of at least 1, found {}",
+        options_.activations.every);
   check(!has("tp") || !plan_.tensor.empty(),
         "parallelize: axis tp={} needs a tensor plan: give .tensor, or parallel_plan(const Net&)",
         size("tp"));

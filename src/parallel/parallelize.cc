@@ -200,8 +200,8 @@ std::shared_ptr<ParallelModelParts> Composition::parts() const {
                          .trained = {},
                          .tokens = std::make_shared<tensor_parallel::TokenExchange::Sent>()});
   if (!options_.activation_checkpointing.empty())
-    parts->checkpoints = checkpoint_activations(*model_, options_.activation_checkpointing,
-                                                {.every = options_.checkpoint_every});
+    parts->checkpoints =
+        checkpoint_activations(*model_, options_.activation_checkpointing, options_.activations);
   if (has("cp"))
     parts->sequences.emplace(
         *tensors_, Shard(options_.sequence_dim).zigzag(options_.balance == ContextBalance::zigzag));

@@ -23,6 +23,11 @@ std::string_view option_of_cpu(const Options& options) {
   return {};
 }
 
+bool computes_on_devices(const Options& options) {
+  if (!option_of_cpu(options).empty() || is_cpu(options.device)) return false;
+  return !options.device.empty() || !visible_devices().indices.empty();
+}
+
 void seed_generator(c10::Device device, std::uint64_t seed) {
   at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard lock(generator.mutex());
@@ -37,6 +42,9 @@ void check_device(const std::string& device) {
 }
 
 void check_device(const Options& options) {
+  check_input(!options.activation_offload || computes_on_devices(options),
+              "--activation-offload moves activations from a device to host memory: expected ranks "
+              "on a device, found --device cpu");
   if (options.device.empty() || is_cpu(options.device)) return;
   const std::string_view option = option_of_cpu(options);
   check_input(option.empty(), "{} computes on the CPU: expected --device cpu, found --device {}",

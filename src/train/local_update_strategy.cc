@@ -210,8 +210,9 @@ void LocalUpdateStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunL
 
 Handle& LocalUpdateStrategy::make_handle(const std::shared_ptr<torch::nn::Module>& module) {
   if (options_.activation_checkpoint_every > 0)
-    checkpoint_activations(module, {task_.parallel_plan().blocks.front()},
-                           {.every = options_.activation_checkpoint_every});
+    checkpoint_activations(
+        module, {task_.parallel_plan().blocks.front()},
+        {.every = options_.activation_checkpoint_every, .offload = options_.activation_offload});
   if (options_.diloco.inner_steps > 0)
     copies_ = std::make_unique<OuterUpdates>(*module, world_, options_);
   else if (options_.post_local_sgd.start_step > 0)

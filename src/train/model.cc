@@ -122,7 +122,8 @@ void TrainedModel::compose(const std::shared_ptr<torch::nn::Module>& module, con
   ParallelOptions how = parallel_options();
   if (options_.activation_checkpoint_every > 0) {
     how.activation_checkpointing = {plan.blocks.front()};
-    how.checkpoint_every = options_.activation_checkpoint_every;
+    how.activations = {.every = options_.activation_checkpoint_every,
+                       .offload = options_.activation_offload};
   }
   if (has_stages()) check_stages(plan);
   cast_stages(plan);

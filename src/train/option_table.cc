@@ -239,6 +239,11 @@ void declare_mesh(Settings& settings, Options& o) {
                 .most = 10'000,
                 .needs = {"strategy ddp"}},
                o.activation_checkpoint_every);
+  settings.add(
+      {.name = "activation-offload",
+       .help = "these activations are kept in pinned host memory instead of computed again",
+       .needs = {"activation-checkpoint-every"}},
+      o.activation_offload);
 }
 
 void declare_division(Settings& settings, Options& o) {

@@ -30,11 +30,11 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-using Program = std::function<Outcome()>;
+using ProgramOfRanks = std::function<Outcome()>;
 
 struct Forgetful {
   std::string name;
-  Program program;
+  ProgramOfRanks program;
   int host = 1;  // whose waits are left out
 };
 
@@ -68,7 +68,7 @@ Handle forgetful_handle(const Level& level, models::Mlp& model, const Group& gro
   return handle_of(level, model, group, options);
 }
 
-Program data_parallel_program(const Level& level, const ShardOptions& options = {}) {
+ProgramOfRanks data_parallel_program(const Level& level, const ShardOptions& options = {}) {
   return [=] {
     return outcome_of(ranks, [&](const Group& group, c10::Device device, auto& sums) {
       auto model = model_on(device);
@@ -99,7 +99,7 @@ void train_composed(Model model, Group world, const test::Composition& how, c10:
   add_sums(results, composed.all());
 }
 
-Program composed_program(const test::Composition& how) {
+ProgramOfRanks composed_program(const test::Composition& how) {
   return [=] {
     return outcome_of(test::ranks_of(how), [&](Group world, c10::Device device, auto& results) {
       const auto made = [&] {
@@ -112,7 +112,7 @@ Program composed_program(const test::Composition& how) {
   };
 }
 
-Program experts_program(const test::Composition& how) {
+ProgramOfRanks experts_program(const test::Composition& how) {
   return [=] {
     return outcome_of(test::ranks_of(how), [&](Group world, c10::Device device, auto& results) {
       train_composed(test::moe_of(1.5, at::kFloat, 2), std::move(world), how, device, results);
@@ -121,7 +121,7 @@ Program experts_program(const test::Composition& how) {
 }
 
 // Saves after the first step, while the second step runs. The results are the saved parameters.
-Program saving_program(const Level& level) {
+ProgramOfRanks saving_program(const Level& level) {
   return [=] {
     const test::TemporaryFolder out;
     return outcome_of(ranks, [&](const Group& group, c10::Device device, auto& sums) {
@@ -162,6 +162,8 @@ std::vector<Forgetful> forgetful_programs() {
           {"ShardFull", data_parallel_program(ShardLevel::full)},
           {"ShardOnTheHost", data_parallel_program(ShardLevel::full, {.offload_to_host = true})},
           {"ShardCheckpointed", composed_program({.axes = {{"fsdp", ranks}}, .checkpoints = true})},
+          {"Offloaded", composed_program({.axes = {{"dp", ranks}}, .offload = true})},
+          {"ShardOffloaded", composed_program({.axes = {{"fsdp", ranks}}, .offload = true})},
           {"Tensor", tp(/*sequence=*/false, /*checkpoints=*/false)},
           {"TensorCheckpointed", tp(/*sequence=*/false, /*checkpoints=*/true)},
           {"Sequence", tp(/*sequence=*/true, /*checkpoints=*/false)},

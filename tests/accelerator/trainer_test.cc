@@ -100,7 +100,7 @@ class TrainerOnDevice : public AcceleratorTest {
 
   // Runs on the current device of each rank's thread.
   [[nodiscard]] RunSetup setup(const std::string& task = "gpt") const {
-    RunSetup setup = tiny_gpt(folder_, task);
+    RunSetup setup = tiny_language_model(task, folder_);
     setup.device = "sim";
     setup.steps = 4;
     setup.eval_every = 2;
@@ -120,6 +120,7 @@ struct Case {
   const char* shard = "auto";
   int ranks = 2;
   const char* task = "gpt";
+  bool offload = false;  // activations
 };
 
 void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
@@ -135,6 +136,8 @@ TEST_P(TrainerStrategies, HaveTheLossesOfOneProcessOnTheCpu) {
     here.out += std::to_string(seed);
     set_option(here, "mesh", GetParam().mesh);
     set_option(here, "shard", GetParam().shard);
+    here.activation_checkpoint_every = GetParam().offload ? 1 : 0;
+    here.activation_offload = GetParam().offload;
     expect_near(trained_on_devices(here, GetParam().ranks), expected);
   }
 }
@@ -146,7 +149,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{.name = "optimizer", .shard = "optimizer"},
                     Case{.name = "gradients", .shard = "gradients"},
                     Case{.name = "tp", .mesh = "tp=2"}, Case{.name = "pp", .mesh = "pp=2"},
-                    Case{.name = "cp", .mesh = "cp=2"},
+                    Case{.name = "cp", .mesh = "cp=2"}, Case{.name = "offload", .offload = true},
                     Case{.name = "hybrid", .mesh = "dp=2,fsdp=2", .ranks = 4},
                     Case{.name = "ep", .mesh = "ep=2", .task = "moe"},
                     Case{.name = "ep_of_dp", .mesh = "dp=2,ep=2", .ranks = 4, .task = "moe"}),

@@ -25,6 +25,7 @@ struct Composition {
   std::string schedule = "1f1b";
   bool sequence = false;
   bool checkpoints = false;  // of the activations of blocks
+  bool offload = false;      // them to host memory instead
   ShardLevel level = ShardLevel::full;
   int micro_batches = 4;
   bool buckets = true;
@@ -45,6 +46,7 @@ inline std::string text_of(const Composition& what) {
   if (what.level == ShardLevel::gradients) text += ", gradient shards";
   if (what.context == ContextMethod::ulysses) text += ", ulysses";
   if (what.checkpoints) text += ", activations checkpointed";
+  if (what.offload) text += ", activations offloaded";
   if (what.on_host) text += ", offloaded";
   return text;
 }
@@ -113,7 +115,9 @@ class Composed {
                             .data = {.bucket_bytes = how_.buckets ? 20000 : 1 << 25},
                             .pipeline = {how_.schedule},
                             .micro_batches = has("pp") ? how_.micro_batches : 1};
-    if (how_.checkpoints) options.activation_checkpointing = lockstep::parallel_plan(model_).blocks;
+    if (how_.checkpoints || how_.offload)
+      options.activation_checkpointing = lockstep::parallel_plan(model_).blocks;
+    options.activations.offload = how_.offload;
     return options;
   }
 

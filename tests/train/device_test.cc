@@ -37,6 +37,16 @@ TEST(Device, IsTheCpuForOptionsThatComputeThere) {
             "--strategy ps computes on the CPU: expected --device cpu, found --device cuda:1");
 }
 
+TEST(Device, OfHostMemoryHasNoActivationsToOffload) {
+  RunSetup setup("gpt");
+  setup.activation_offload = true;
+  setup.device = "cpu";
+  EXPECT_EQ(
+      test::message_of([&] { check_device(setup); }),
+      "--activation-offload moves activations from a device to host memory: expected ranks on "
+      "a device, found --device cpu");
+}
+
 TEST(Device, TheCpuHasTwoNames) {
   RunSetup setup("mlp");
   setup.device = "cpu:0";

@@ -33,7 +33,7 @@ inline RunSetup tiny(const std::string& task, const test::TemporaryFolder& folde
   return options;
 }
 
-inline RunSetup tiny_gpt(const test::TemporaryFolder& folder, const std::string& task = "gpt") {
+inline RunSetup tiny_language_model(const std::string& task, const test::TemporaryFolder& folder) {
   test::write_tiny_text(folder / "text.txt");
   RunSetup options = tiny(task, folder);
   options.data = folder / "text.txt";
@@ -44,6 +44,10 @@ inline RunSetup tiny_gpt(const test::TemporaryFolder& folder, const std::string&
   options.warmup = 2;
   options.eval_every = 4;
   return options;
+}
+
+inline RunSetup tiny_gpt(const test::TemporaryFolder& folder) {
+  return tiny_language_model("gpt", folder);
 }
 
 inline RunSetup tiny_mnist(const test::TemporaryFolder& folder) {

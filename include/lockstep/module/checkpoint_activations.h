@@ -1,6 +1,6 @@
 // checkpoint_activations: activation checkpointing (Chen et al., arXiv:1604.06174). The activations
 // of a model's blocks are not kept between forward() and backward(), but recomputed in backward()
-// from the block's inputs.
+// from the block's inputs. With ActivationOptions::offload they are kept in host memory instead.
 //
 //   lockstep::checkpoint_activations(model, {"transformer.h.*"});
 //   loss(model->forward(batch)).backward();               // as before
@@ -23,10 +23,12 @@
 //
 // Limits. A block without parameters is not detected. If an operation writes something outside of
 // the block (a buffer; except running statistics of batch normalisation), the results that were
-// computed before the operation are kept. With retain_graph, recomputed results stay until the
-// graph is released. A custom kernel that reads memory past LibTorch's dispatcher needs the memory
-// present: use the tensor in an operation before. If an argument was written between forward and
-// backward, throws InvalidArgument, which names the operation.
+// computed before the operation are kept, unless they are offloaded. LibTorch rounds a piece of
+// pinned memory up to a power of two, and reuses it without ever returning it to the system. With
+// retain_graph, recomputed results stay until the graph is released. A custom kernel that reads
+// memory past LibTorch's dispatcher needs the memory present: use the tensor in an operation
+// before. If an argument was written between forward and backward, throws InvalidArgument, which
+// names the operation.
 #pragma once
 
 #include <lockstep/module/module_ref.h>
@@ -51,6 +53,10 @@ struct ActivationOptions {
   // Selective checkpointing: operations whose results are kept anyway because they are expensive to
   // compute ("aten::mm", "aten::addmm", "aten::_scaled_dot_product_flash_attention_for_cpu").
   std::vector<std::string> keep = {};
+  // Copies results on a device to pinned host memory instead of recomputing them. The copies run on
+  // a stream beside the computation; those of a block come back during the backward pass of the
+  // block after it. Results below 1 KiB and results in host memory stay where they are.
+  bool offload = false;
 };
 
 // Savings and costs, on all threads, since checkpoint_activations() or the last reset().
@@ -61,7 +67,7 @@ class ActivationCheckpoints {
 
   struct Counts {
     std::int64_t blocks = 0;          // that forward() has finished
-    std::int64_t released_bytes = 0;  // of the blocks' results, in total
+    std::int64_t released_bytes = 0;  // of the blocks' results, in total; recomputed or offloaded
     std::int64_t recomputations = 0;  // of a block's results or part of them
     std::int64_t operations = 0;      // that ran again in recomputations
   };

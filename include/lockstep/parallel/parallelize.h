@@ -103,10 +103,9 @@ struct ParallelOptions {
   ContextBalance balance = ContextBalance::zigzag;
   // cp, and tp with sequence_parallel: the dim of inputs and targets that is the sequence.
   int sequence_dim = 1;
-  // On every mesh: recomputes activations in backward(), for every nth of the modules that these
-  // patterns match.
+  // On every mesh: recomputes or offloads the activations of modules that these patterns match.
   std::vector<std::string> activation_checkpointing = {};
-  int checkpoint_every = 1;
+  ActivationOptions activations = {};
   // fsdp. Default units: the model's blocks, and modules in several pieces (tied weights).
   // `ignored`, here and in `data`, requires a mesh with no axes except pp, dp and fsdp, and a model
   // without mixtures.

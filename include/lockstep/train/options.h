@@ -148,6 +148,7 @@ struct Options {
   ContextMethod context_method = ContextMethod::ring;  // cp
   int activation_checkpoint_every =
       0;  // recompute activations of every nth block in backward(); 0: none
+  bool activation_offload = false;  // keep them in pinned host memory instead; needs a device
 
   // Allow ranks to be lost and to join: the state is committed in memory at each step, and results
   // are bitwise the same for any number of ranks (docs/elastic.md).

@@ -5,6 +5,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 namespace lockstep {
 
 std::optional<c10::DeviceType> accelerator() { return at::accelerator::getAccelerator(); }
@@ -30,19 +32,46 @@ bool pins_host_memory(c10::DeviceType type) {
   return extension_does;
 }
 
-namespace {
-
 c10::Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-}  // namespace
+void order(const c10::Stream& before, const c10::Stream& after) {
+  c10::Event event(before.device_type());
+  event.record(before);
+  event.block(after);
+}
 
 StreamPoint::StreamPoint(c10::Device device) : device_(device), event_(device.type()) {
   event_.record(current_stream(device));
 }
 
 void StreamPoint::precede_current() const { precede(current_stream(device_)); }
+
+void StreamUses::begin(c10::Device device) {
+  written_.reset();
+  streams_.clear();
+  if (device.is_cpu()) return;
+  written_.emplace(device);
+  streams_.push_back(current_stream(device));
+}
+
+void StreamUses::add() {
+  if (!written_) return;
+  const c10::Stream current = current_stream(written_->device());
+  if (std::ranges::find(streams_, current) != streams_.end()) return;
+  written_->precede(current);
+  streams_.push_back(current);
+}
+
+void StreamUses::end() {
+  if (!written_) return;
+  const c10::Stream current = current_stream(written_->device());
+  for (const c10::Stream& stream : streams_)
+    if (stream != current) order(stream, current);
+  written_.reset();
+  streams_.clear();
+}
 
 std::shared_ptr<const StreamPoint> stream_point(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu() || tensor.is_meta()) return nullptr;

@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace lockstep {
 
@@ -28,6 +29,13 @@ void make_current(c10::Device device);
 // another thread performs must be ordered after the work that the posting thread had queued. Works
 // for every LibTorch device with streams; host memory needs no ordering.
 
+// Returns the calling thread's current stream of a device.
+[[nodiscard]] c10::Stream current_stream(c10::Device device);
+
+// Orders work that is queued on `after` from now on after the work that is on `before` now. The
+// host does not wait.
+void order(const c10::Stream& before, const c10::Stream& after);
+
 // A position in the calling thread's current stream of a device: after all work that was queued
 // when the point was made.
 class StreamPoint {
@@ -43,10 +51,27 @@ class StreamPoint {
   [[nodiscard]] bool is_reached() const { return event_.query(); }
   // Blocks the calling thread until the device has reached the point.
   void wait() const { event_.synchronize(); }
+  [[nodiscard]] c10::Device device() const { return device_; }
 
  private:
   c10::Device device_;
   c10::Event event_;
+};
+
+// StreamUses: the streams that use memory, from its last write until it is given away. Nothing is
+// ordered for host memory. Not thread-safe.
+class StreamUses {
+ public:
+  // Call when work on the current stream has written the memory of a device.
+  void begin(c10::Device device);
+  // Call before each use: orders the current stream after that write.
+  void add();
+  // Orders the current stream after all uses.
+  void end();
+
+ private:
+  std::optional<StreamPoint> written_;  // absent for host memory
+  std::vector<c10::Stream> streams_;
 };
 
 // Returns the current point of this thread on the tensor's device; null for host memory.

@@ -7,6 +7,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
@@ -35,6 +36,19 @@ bool ActivationCheckpointState::is_used_outside(int block, std::size_t number) c
 void ActivationCheckpointState::note_use_outside(int block, std::size_t number) {
   std::lock_guard lock(mutex_);
   used_outside_.emplace(block, number);
+}
+
+c10::Stream ActivationCheckpointState::copy_stream(c10::Device device) {
+  std::lock_guard lock(mutex_);
+  const auto found = streams_.find(device.index());
+  if (found != streams_.end()) return found->second;
+  const auto made = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  return streams_.emplace(device.index(), made).first->second;
+}
+
+void ActivationCheckpointState::depart(std::unique_ptr<HostCopies> copies) {
+  std::lock_guard lock(mutex_);
+  departing_ = std::move(copies);
 }
 
 void ActivationCheckpointState::count_end(std::int64_t bytes) {
@@ -73,11 +87,15 @@ struct Pass {  // through a model, on this thread
   int block = -1;
   const c10::TensorImpl* first = nullptr;    // the parameter that began the block
   std::weak_ptr<CheckpointedRegion> region;  // kept alive by its storages
+  std::weak_ptr<CheckpointedRegion> before;  // the block that ended last
   bool changes = false;                      // `region` still belongs to the previous block
   int depth = 0;                             // nesting of recorded operations and replays
 
   void end(const CheckpointedRegion::Storages& used) {
-    if (const auto before = region.lock()) before->end(used);
+    if (const auto ended = region.lock()) {
+      ended->end(used);
+      before = ended;
+    }
     region.reset();
     changes = false;
   }
@@ -85,6 +103,7 @@ struct Pass {  // through a model, on this thread
     // backward() begins with the last block, so releasing its results would save nothing.
     if (const auto last = region.lock()) last->keep_all();
     end({});
+    before.reset();
     model.reset();
     block = -1;
     first = nullptr;
@@ -174,7 +193,7 @@ void record(Call& call) {
   const auto given = torch::jit::last(call.stack(), call.operation().schema().arguments().size());
   const torch::jit::Stack arguments(given.begin(), given.end());
   std::optional<RandomState> random;
-  if (pass.block >= 0) random = random_state(call, arguments);
+  if (pass.block >= 0 && !pass.model->offloads()) random = random_state(call, arguments);
   {
     const Deeper deeper;
     call.proceed();
@@ -190,11 +209,12 @@ void record(Call& call) {
   }
   if (pass.block < 0) return;
   if (effect.writes_outside) {
-    if (region) region->keep_all();
+    if (region && !pass.model->offloads()) region->keep_all();
     pass.end({});
     return;
   }
-  if (!region) region = std::make_shared<CheckpointedRegion>(pass.model, pass.block, call.key());
+  if (!region)
+    region = std::make_shared<CheckpointedRegion>(pass.model, pass.block, call.key(), pass.before);
   pass.region = region;
   region->add(call, arguments, std::move(random));
 }

@@ -2,11 +2,13 @@
 #pragma once
 
 #include "dispatch/call.h"
+#include "dispatch/recompute/host_copies.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -26,12 +28,21 @@ class ActivationCheckpointState {
     std::int64_t operations = 0;         // that ran again
   };
 
-  // `kept`: operations whose results are kept ("aten::mm").
-  explicit ActivationCheckpointState(std::set<std::string> kept) : kept_(std::move(kept)) {}
+  // `kept`: operations whose results are kept ("aten::mm"). `offloads`: results are copied to host
+  // memory instead of recomputed.
+  ActivationCheckpointState(std::set<std::string> kept, bool offloads)
+      : kept_(std::move(kept)), offloads_(offloads) {}
 
   [[nodiscard]] bool keeps(const std::string& operation) const { return kept_.contains(operation); }
+  [[nodiscard]] bool offloads() const { return offloads_; }
   [[nodiscard]] Counts counts() const;
   void reset_counts();
+
+  // Returns the stream for copies of results on this device.
+  [[nodiscard]] c10::Stream copy_stream(c10::Device device);
+  // Keeps the copies of a block's results to host memory. The copies before them are waited for, so
+  // that no more than two blocks have their results on the device. Null: only waits.
+  void depart(std::unique_ptr<HostCopies> copies);
 
   // Marks result `number` of a block as used outside of the block in forward: it is kept from the
   // next pass on.
@@ -43,9 +54,12 @@ class ActivationCheckpointState {
 
  private:
   const std::set<std::string> kept_;
+  const bool offloads_;
   mutable std::mutex mutex_;
   std::set<std::pair<int, std::size_t>> used_outside_;
   Counts counts_;
+  std::map<c10::DeviceIndex, c10::Stream> streams_;
+  std::unique_ptr<HostCopies> departing_;
 };
 
 // Marks a parameter: its use in forward begins a pass through `block`, unless the pass is in that

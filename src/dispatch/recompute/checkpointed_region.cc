@@ -87,6 +87,7 @@ void CheckpointedRegion::add(const Call& call, const torch::jit::Stack& argument
                              std::optional<RandomState> random) {
   std::lock_guard lock(mutex_);
   Operation operation{.handle = call.operation(), .random = std::move(random)};
+  if (model_->offloads()) return take_results(operation, call, arguments);
   take_arguments(operation, arguments);
   const auto& schema = call.operation().schema().arguments();
   for (const Use& use : operation.uses) {
@@ -179,16 +180,20 @@ void CheckpointedRegion::keep_all() {
 void CheckpointedRegion::end(const Storages& used) {
   std::lock_guard lock(mutex_);
   if (std::exchange(has_ended_, true)) return;
+  const bool offloads = model_->offloads();
+  if (offloads) model_->depart(nullptr);  // before the next copies, so as not to wait for these
+  std::unique_ptr<HostCopies> copies;
   std::int64_t bytes = 0;
   for (Entry& entry : entries_) {
     const auto storage = entry.storage.lock();
     if (!storage || !entry.is_there) continue;
     if (used.contains(storage.get())) entry.is_kept = true;
-    if (entry.is_kept) continue;
+    if (entry.is_kept || (offloads && !offload(entry, *storage, copies))) continue;
     LazyStorage::detach(*storage, released_text);
     entry.is_there = false;
     bytes += entry.bytes;
   }
+  if (offloads) model_->depart(std::move(copies));
   model_->count_end(bytes);
 }
 
@@ -301,20 +306,69 @@ void CheckpointedRegion::pin(std::size_t number, bool writes) {
   std::lock_guard lock(mutex_);
   Entry& entry = entries_[number];
   if (writes && has_ended_) entry.is_kept = entry.is_changed = true;
+  if (return_) end_return();
   if (entry.is_there) return;
   const bool in_backward = torch::autograd::get_current_graph_task_id() >= 0;
-  std::vector<bool> wanted(entries_.size(), false);
-  wanted[number] = true;
-  if (in_backward) {
-    for (std::size_t i = 0; i < entries_.size(); ++i)
-      wanted[i] = !entries_[i].is_there && !entries_[i].storage.expired();
-  } else {
+  std::vector<bool> wanted = released();
+  if (!in_backward) {
+    wanted.assign(entries_.size(), false);
     entry.is_kept = true;
     model_->note_use_outside(block_, number);
   }
+  wanted[number] = true;
+  if (!model_->offloads()) return recompute(std::move(wanted));
+  begin_return(wanted);
+  end_return();
+}
+
+void CheckpointedRegion::recompute(std::vector<bool> wanted) {
   at::NoGradGuard no_grad;
   const BlockPause pause;
   model_->count_replay(Replay(*this, std::move(wanted)).run());
+}
+
+bool CheckpointedRegion::offload(Entry& entry, c10::StorageImpl& storage,
+                                 std::unique_ptr<HostCopies>& copies) {
+  constexpr std::int64_t least_bytes = 1 << 10;
+  if (storage.device().is_cpu() || entry.bytes < least_bytes) return false;
+  if (!copies) copies = std::make_unique<HostCopies>(model_->copy_stream(storage.device()));
+  entry.host = copies->to_host(LazyStorage::buffer_of(storage));
+  return true;
+}
+
+void CheckpointedRegion::begin_return(const std::vector<bool>& wanted) {
+  model_->depart(nullptr);
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    at::Tensor& host = entries_[i].host;
+    const auto storage = entries_[i].storage.lock();
+    if (!wanted[i] || !storage || !host.defined()) continue;
+    if (!return_) return_ = std::make_unique<HostCopies>(model_->copy_stream(storage->device()));
+    returning_.emplace_back(i, return_->to_device(host));
+  }
+}
+
+void CheckpointedRegion::end_return() {
+  return_.reset();  // waits
+  for (auto& [number, bytes] : returning_) {
+    Entry& entry = entries_[number];
+    if (const auto storage = entry.storage.lock()) LazyStorage::attach(*storage, bytes);
+    entry.is_there = true;
+    entry.host.reset();
+  }
+  returning_.clear();
+  const auto before = before_.lock();
+  if (before && torch::autograd::get_current_graph_task_id() >= 0) before->prefetch();
+}
+
+void CheckpointedRegion::prefetch() {
+  std::lock_guard lock(mutex_);
+  if (!return_) begin_return(released());
+}
+
+std::vector<bool> CheckpointedRegion::released() const {
+  std::vector<bool> found;
+  for (const Entry& entry : entries_) found.push_back(!entry.is_there && !entry.storage.expired());
+  return found;
 }
 
 }  // namespace lockstep::dispatch

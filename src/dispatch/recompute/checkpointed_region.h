@@ -1,11 +1,14 @@
 // CheckpointedRegion: the operations of one pass through a block of a model, whose results take no
-// memory between forward and backward.
+// memory on their device between forward and backward.
 //
 // Results of recorded operations are in lazy storages. At the end of the block, end() releases
 // their memory, except for results that are used later. When an operation of backward() uses one of
 // them, the operations that the remaining results need run again, in their order, with the same
 // random numbers. Storages hold the region, and the region holds the block's inputs, so everything
 // is released with the graph.
+//
+// If the model offloads, no operation is recorded. end() copies results on a device to pinned host
+// memory, and they are copied back together, beside the backward pass of the block after this one.
 //
 // Thread-safe after end().
 #pragma once
@@ -27,6 +30,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 namespace lockstep::dispatch {
@@ -43,9 +47,10 @@ class CheckpointedRegion : public std::enable_shared_from_this<CheckpointedRegio
  public:
   using Storages = std::set<const c10::StorageImpl*>;
 
+  // `before`: the previous block of this pass, which backward() reaches after this one; or null.
   CheckpointedRegion(std::shared_ptr<ActivationCheckpointState> model, int block,
-                     c10::DispatchKey key)
-      : model_(std::move(model)), block_(block), key_(key) {}
+                     c10::DispatchKey key, std::weak_ptr<CheckpointedRegion> before)
+      : model_(std::move(model)), block_(block), key_(key), before_(std::move(before)) {}
 
   // Records an operation that has run on `arguments`. Its results are on the call's stack; results
   // in new memory are replaced by tensors in lazy storages.
@@ -72,6 +77,7 @@ class CheckpointedRegion : public std::enable_shared_from_this<CheckpointedRegio
     bool is_read = false;
     bool is_changed = false;  // written after it was read
     at::Tensor memory = {};   // keeps a result alive
+    at::Tensor host = {};     // the bytes in host memory, if they are offloaded
   };
   struct Use {  // use of an entry by an operation
     StackIndex where;
@@ -102,14 +108,30 @@ class CheckpointedRegion : public std::enable_shared_from_this<CheckpointedRegio
   void take_arguments(Operation& operation, const torch::jit::Stack& arguments);
   void take_results(Operation& operation, const Call& call, const torch::jit::Stack& arguments);
   void pin(std::size_t entry, bool writes);
+  void recompute(std::vector<bool> wanted);
+
+  // Copies the entry's results to host memory and frees its memory, unless it is in host memory or
+  // very small.
+  [[nodiscard]] bool offload(Entry& entry, c10::StorageImpl& storage,
+                             std::unique_ptr<HostCopies>& copies);
+  // Begins to copy offloaded results back.
+  void begin_return(const std::vector<bool>& wanted);
+  // Attaches them. In backward(), begins with those of the previous block.
+  void end_return();
+  void prefetch();
+  // Per entry: true if it has no memory and is still in use.
+  [[nodiscard]] std::vector<bool> released() const;
 
   const std::shared_ptr<ActivationCheckpointState> model_;
   const int block_;
   const c10::DispatchKey key_;
+  const std::weak_ptr<CheckpointedRegion> before_;
   std::recursive_mutex mutex_;  // recursive: operations that run again use the region's storages
   std::vector<Entry> entries_;
   std::vector<Operation> operations_;
   bool has_ended_ = false;
+  std::vector<std::pair<std::size_t, at::Tensor>> returning_;  // by entry: its bytes
+  std::unique_ptr<HostCopies> return_;                         // their copies
 };
 
 // The owner of a storage of a region.
