@@ -174,10 +174,12 @@ void Unit::wait_for_unshard() {
   gather_ = {};
   memory_->leave();
   storage_.attach(std::exchange(arriving_, at::Tensor()));
+  uses_.begin(device_);
   phase_ = Phase::present;
 }
 
 void Unit::reshard() {
+  uses_.end();
   storage_.detach();
   phase_ = Phase::absent;
   memory_->release();

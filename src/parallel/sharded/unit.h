@@ -9,6 +9,7 @@
 // Not thread-safe: Unsharder holds its mutex.
 #pragma once
 
+#include "comm/backend/accelerator.h"
 #include "dispatch/lazy_storage.h"
 #include "dispatch/part.h"
 #include "layout/flat_layout.h"
@@ -119,7 +120,9 @@ class Unit {
   [[nodiscard]] Work gather() const { return gather_; }
   // Blocks until the values have arrived.
   void wait_for_unshard();
-  // Local: frees the whole parameters.
+  // Call before an operation uses the parameters of a present unit, on any stream.
+  void use() { uses_.add(); }
+  // Local: frees the whole parameters, for work of the current stream.
   void reshard();
   // Call before the parameters of a present unit are written. If peers read the shard, the call is
   // collective and blocks, and this rank has its own copy of the whole until reshard(). When the
@@ -192,6 +195,7 @@ class Unit {
   Phase phase_ = Phase::absent;
   Work gather_;
   at::Tensor arriving_;  // the whole, while it is arriving
+  StreamUses uses_;      // of the whole, while it is present
   std::int64_t unsharded_writes_ = 0;
 };
 

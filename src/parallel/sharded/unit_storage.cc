@@ -21,6 +21,11 @@ std::int64_t size_of(const at::Tensor& buffer) {
   return static_cast<std::int64_t>(buffer.nbytes());
 }
 
+// Call before a buffer is freed: the memory is reused when the stream has finished its work.
+void record(const at::Tensor& buffer, const std::optional<c10::Stream>& stream) {
+  if (stream) buffer.record_stream(*stream);
+}
+
 }  // namespace
 
 at::Tensor BufferPool::make(std::int64_t numel, c10::ScalarType dtype, c10::Device device) const {
@@ -30,13 +35,15 @@ at::Tensor BufferPool::make(std::int64_t numel, c10::ScalarType dtype, c10::Devi
 }
 
 at::Tensor BufferPool::found(std::int64_t numel, c10::ScalarType dtype, c10::Device device) {
-  auto fits = [&](const at::Tensor& buffer) {
+  auto fits = [&](const Free& one) {
+    const at::Tensor& buffer = one.buffer;
     return buffer.numel() == numel && buffer.scalar_type() == dtype && buffer.device() == device;
   };
   auto place = std::find_if(free_.rbegin(), free_.rend(), fits);
   if (place == free_.rend()) return {};
-  at::Tensor buffer = std::move(*place);
+  const auto [buffer, given_on] = std::move(*place);
   free_.erase(std::next(place).base());
+  if (given_on && *given_on != current_stream(device)) order(*given_on, current_stream(device));
   bytes_.free -= size_of(buffer);
   return buffer;
 }
@@ -45,7 +52,9 @@ at::Tensor BufferPool::found(std::int64_t numel, c10::ScalarType dtype, c10::Dev
 void BufferPool::make_room(std::int64_t bytes) {
   std::int64_t allowed = std::max(most_, bytes_.taken + bytes);
   while (!free_.empty() && bytes_.taken + bytes + bytes_.free > allowed) {
-    bytes_.free -= size_of(free_.front());
+    const auto& [buffer, given_on] = free_.front();
+    bytes_.free -= size_of(buffer);
+    record(buffer, given_on);
     free_.pop_front();
   }
 }
@@ -67,12 +76,17 @@ void BufferPool::give(at::Tensor buffer) {
   Lock lock(mutex_);
   bytes_.taken -= size_of(buffer);
   bytes_.free += size_of(buffer);
-  free_.push_back(std::move(buffer));
+  std::optional<c10::Stream> given_on;
+  if (!buffer.is_cpu()) given_on = current_stream(buffer.device());
+  free_.push_back({std::move(buffer), given_on});
 }
 
 void BufferPool::clear() {
   Lock lock(mutex_);
-  for (const at::Tensor& buffer : free_) parallel::give_pages_back(buffer);
+  for (const auto& [buffer, given_on] : free_) {
+    parallel::give_pages_back(buffer);
+    record(buffer, given_on);
+  }
   free_.clear();
   bytes_.free = 0;
 }

@@ -23,6 +23,7 @@
 #include <lockstep/parallel/sharded/fully_shard.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <atomic>
 #include <cstdint>
@@ -30,6 +31,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
 namespace lockstep::sharded {
@@ -52,9 +54,11 @@ class BufferPool {
   // The handle owns the group.
   explicit BufferPool(Group& group) : group_(group) {}
 
-  // Returns `numel` uninitialised elements in memory that peers of the host can read directly.
+  // Returns `numel` uninitialised elements in memory that peers of the host can read directly. On a
+  // device, they belong to the current stream, which is ordered after the one that gave them.
   at::Tensor take(std::int64_t numel, c10::ScalarType dtype, c10::Device device);
-  // Returns a buffer to the pool; the caller must not use it any more.
+  // Returns a buffer to the pool; the caller must not use it any more. On a device, call it on a
+  // stream that is ordered after all uses.
   void give(at::Tensor buffer);
   // Allocates the same kind of memory permanently: not to be returned, and not counted.
   [[nodiscard]] at::Tensor make(std::int64_t numel, c10::ScalarType dtype,
@@ -66,13 +70,18 @@ class BufferPool {
   void reset_peak();
 
  private:
+  struct Free {
+    at::Tensor buffer;
+    std::optional<c10::Stream> given_on;  // absent for host memory
+  };
+
   [[nodiscard]] at::Tensor found(std::int64_t numel, c10::ScalarType dtype, c10::Device device)
       LOCKSTEP_REQUIRES(mutex_);
   void make_room(std::int64_t bytes) LOCKSTEP_REQUIRES(mutex_);
 
   Group& group_;
   mutable Mutex mutex_;
-  std::deque<at::Tensor> free_ LOCKSTEP_GUARDED_BY(mutex_);  // oldest first
+  std::deque<Free> free_ LOCKSTEP_GUARDED_BY(mutex_);  // oldest first
   Bytes bytes_ LOCKSTEP_GUARDED_BY(mutex_);
   std::int64_t most_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // maximum taken at once
 };

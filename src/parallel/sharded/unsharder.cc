@@ -101,6 +101,7 @@ void Unsharder::pin(int unit, const dispatch::StorageUse& use) {
     note_end(error);
     throw;
   }
+  used.use();
   ++used.pins;
   auto& writes = writes_[static_cast<std::size_t>(unit)];
   if (use.writes && writes.fingerprint == 0) writes.offset = use.offset;
