@@ -53,6 +53,10 @@ class Strategies : public AcceleratorTest, public testing::WithParamInterface<Ca
         optimizer->step();
         EXPECT_NEAR(loss, expected.at(step), tolerance * std::abs(expected.at(step))) << step;
       }
+      if (how.offload) {
+        EXPECT_GT(composed.all().checkpoints().released_bytes, 0);
+        EXPECT_EQ(composed.all().checkpoints().recomputations, 0);
+      }
       EXPECT_EQ(communicators_of(device), communicators) << "made in a step";
       for (const auto& parameter : composed.all().parameters())
         EXPECT_EQ(parameter.device(), how.on_host ? c10::kCPU : device);
@@ -101,7 +105,13 @@ std::vector<Case> cases() {
       {.axes = {{"pp", 2}, {"tp", 2}}, .schedule = "interleaved"},
       {.axes = {{"dp", 2}, {"fsdp", 2}}},
       {.axes = {{"dp", 2}, {"cp", 2}}},
-      {.axes = {{"tp", 2}, {"cp", 2}}}};
+      {.axes = {{"tp", 2}, {"cp", 2}}},
+      {.axes = {{"dp", 2}}, .offload = true},
+      {.axes = {{"tp", 2}}, .offload = true},
+      {.axes = {{"cp", 2}}, .offload = true},
+      {.axes = {{"fsdp", 2}, {"tp", 2}}, .offload = true},
+      {.axes = {{"pp", 2}}, .offload = true},
+      {.axes = {{"pp", 2}}, .schedule = "zbv", .offload = true}};
   for (const auto& how : meshes) all.push_back({.how = how});
   const std::vector<std::vector<MeshAxis>> of_experts = {{{"dp", 2}},
                                                          {{"ep", 2}},
@@ -123,7 +133,10 @@ std::string text_of(const std::map<std::string, int>& counts) {
   return text;
 }
 
-// The one wait is that for the loss, which composed.step() returns as a number.
+constexpr int units_of_gpt = 5;  // four blocks, and the other parameters
+
+// The one wait is that for the loss, which composed.step() returns as a number. If the optimizer
+// works in host memory, the gradients of each unit are waited for.
 TEST_P(HostSynchronizations, OfAStepAreThatOfTheLoss) {
   constexpr int steps = 9, counted = 3;
   const auto& how = GetParam().how;
@@ -152,7 +165,7 @@ TEST_P(HostSynchronizations, OfAStepAreThatOfTheLoss) {
       fewest = all;
       causes = text_of(after.synchronizations);
     }
-    EXPECT_LE(fewest, 1) << "rank " << rank << causes;
+    EXPECT_LE(fewest, how.on_host ? 1 + units_of_gpt : 1) << "rank " << rank << causes;
   });
 }
 
@@ -176,6 +189,9 @@ std::vector<Case> cases_that_do_not_block() {
       {.axes = {{"pp", 2}}, .schedule = "zb-h1"},
       {.axes = {{"pp", 2}}, .schedule = "zbv"},
       {.axes = {{"pp", 2}}, .checkpoints = true},
+      {.axes = {{"dp", 2}}, .offload = true},
+      {.axes = {{"fsdp", 2}}, .offload = true},
+      {.axes = {{"fsdp", 2}}, .on_host = true},
       {.axes = {{"pp", 2}, {"dp", 2}}},
       {.axes = {{"pp", 2}, {"tp", 2}}}};
   for (const auto& how : meshes) all.push_back({.how = how});

@@ -82,20 +82,20 @@ class StoredAverages final : public Averages {
       : Averages(unit, buffer), is_in_buffer_(is_in_buffer) {}
 
   void begin() override {
-    if (storage_) return;
-    memory_ = is_in_buffer_ ? buffer_.own_part() : new_memory();
-    storage_.emplace(static_cast<std::int64_t>(memory_.nbytes()), memory_.device(),
-                     std::weak_ptr<dispatch::StorageOwner>(), unit_.settings().key, "",
-                     dispatch::record_of(unit_.parts()));
-    storage_->attach(memory_);
+    if (!storage_) make_storage();
+    arrived_ = buffer_.own_part();
+    // One copy from a device, for which the host waits once, instead of one per parameter.
+    if (arrived_.device() != memory_.device()) arrived_ = arrived_.to(memory_.device());
   }
   void end() override {
+    arrived_.reset();
     if (is_offloaded()) unit_.settings().offload->has_used(memory_);
   }
   at::Tensor place(int i) override {
-    if (!is_in_buffer_) part_of(memory_, i).copy_(part_of(buffer_.own_part(), i));
+    if (!is_in_buffer_) part_of(memory_, i).copy_(part_of(arrived_, i));
     return storage_->place(unit_.dtype(), slice(i).offset, {slice(i).of_tensor.length()}, {1});
   }
+  at::Tensor values(int i) override { return part_of(arrived_, i).to(unit_.dtype()); }
   void leave_buffer() override {
     if (!is_in_buffer_) return;
     for (const at::Tensor& slice : unit_.slices()) {
@@ -122,6 +122,13 @@ class StoredAverages final : public Averages {
   [[nodiscard]] bool is_offloaded() const {
     return !is_in_buffer_ && unit_.settings().offload != nullptr;
   }
+  void make_storage() {
+    memory_ = is_in_buffer_ ? buffer_.own_part() : new_memory();
+    storage_.emplace(static_cast<std::int64_t>(memory_.nbytes()), memory_.device(),
+                     std::weak_ptr<dispatch::StorageOwner>(), unit_.settings().key, "",
+                     dispatch::record_of(unit_.parts()));
+    storage_->attach(memory_);
+  }
   [[nodiscard]] at::Tensor new_memory() const {
     if (is_offloaded())
       return unit_.settings().offload->zeros(unit_.range().length(), unit_.dtype());
@@ -130,6 +137,7 @@ class StoredAverages final : public Averages {
 
   const bool is_in_buffer_;
   at::Tensor memory_;
+  at::Tensor arrived_;  // the averages on the memory's device, between begin() and end()
   std::optional<dispatch::LazyStorage> storage_;
 };
 
@@ -161,7 +169,9 @@ class LazyAverages final : public Averages {
   at::Tensor place(int i) override {
     return latest_->slice(slice(i).offset, slice(i).of_tensor.length());
   }
-  at::Tensor values(int i) override { return deferred_ ? place(i) : Averages::values(i); }
+  at::Tensor values(int i) override {
+    return deferred_ ? place(i) : part_of(buffer_.own_part(), i).to(unit_.dtype());
+  }
   void leave_buffer() override {
     if (latest_) std::exchange(latest_, nullptr)->settle();
   }
@@ -193,10 +203,6 @@ std::unique_ptr<Averages> Averages::make(const Unit& unit, const GradientBuffer&
       c10::elementSize(buffer.dtype()) < c10::elementSize(own))
     return std::make_unique<LazyAverages>(unit, buffer, nullptr);
   return std::make_unique<StoredAverages>(unit, buffer, is_in_buffer);
-}
-
-at::Tensor Averages::values(int i) {
-  return part_of(buffer_.own_part(), i).to(unit_.shard_device(), unit_.dtype());
 }
 
 UnitGradients::UnitGradients(const Unit& unit, Group& shards, Group& replicas,

@@ -88,7 +88,7 @@ class Averages {
   // Returns the tensor that becomes .grad of slice i.
   [[nodiscard]] virtual at::Tensor place(int i) = 0;
   // Returns the tensor that is added to an existing .grad of slice i.
-  [[nodiscard]] virtual at::Tensor values(int i);
+  [[nodiscard]] virtual at::Tensor values(int i) = 0;
 
   // Call before the buffer is filled again: moves earlier averages that are still used out of it.
   virtual void leave_buffer() {}
