@@ -6,6 +6,7 @@
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/shards.h"
 #include "checkpoint/tensor_source.h"
+#include "comm/backend/accelerator.h"
 #include "comm/kernels/combine.h"
 #include "layout/transfers.h"
 #include "sys/files.h"
@@ -17,8 +18,10 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <utility>
 
 namespace lockstep::checkpoint {
@@ -71,6 +74,76 @@ class DenseCopies {
   std::uint64_t bytes_ = 0;
 };
 
+// Copies tensors of a device through two buffers of pinned host memory: while the device fills one,
+// the host empties the other. LibTorch never frees pinned memory, so the buffers are small.
+class PinnedCopies {
+ public:
+  explicit PinnedCopies(std::size_t snapshot_bytes)
+      : size_(std::min(snapshot_bytes, std::size_t{32} << 20)) {}
+
+  // Copies at a later call, in finish() at the latest. The device reads `values` in the order of
+  // the calling thread's current stream.
+  void add(std::byte* to, const at::Tensor& values) {
+    if (buffers_[now_].filled_on != values.device()) finish();
+    const at::Tensor bytes =
+        values.resolve_conj().resolve_neg().contiguous().view(-1).view(at::kByte);
+    const auto length = static_cast<std::size_t>(bytes.numel());
+    for (std::size_t begin = 0; begin < length;) {
+      if (buffers_[now_].used == size_) turn();
+      begin += add_piece(to + begin, bytes, begin);
+    }
+  }
+
+  void finish() {
+    turn();
+    turn();
+  }
+
+ private:
+  struct Buffer {
+    at::Tensor memory = {};
+    std::size_t used = 0;
+    c10::Device filled_on = c10::kCPU;
+    std::shared_ptr<const StreamPoint> filled = {};
+    std::vector<std::pair<std::byte*, at::Tensor>> pieces = {};
+  };
+
+  // Returns the number of bytes for which there was room.
+  std::size_t add_piece(std::byte* to, const at::Tensor& bytes, std::size_t begin) {
+    Buffer& buffer = buffers_[now_];
+    if (!buffer.memory.defined())
+      buffer.memory = at::empty(
+          {static_cast<std::int64_t>(size_)},
+          at::TensorOptions(at::kByte).pinned_memory(pins_host_memory(bytes.device().type())));
+    const auto room = static_cast<std::int64_t>(size_ - buffer.used);
+    const auto from = static_cast<std::int64_t>(begin);
+    const std::int64_t count = std::min(room, bytes.numel() - from);
+    at::Tensor piece = buffer.memory.narrow(0, static_cast<std::int64_t>(buffer.used), count);
+    piece.copy_(bytes.narrow(0, from, count), /*non_blocking=*/true);
+    buffer.used += static_cast<std::size_t>(count);
+    buffer.filled_on = bytes.device();
+    buffer.pieces.emplace_back(to, std::move(piece));
+    return static_cast<std::size_t>(count);
+  }
+
+  // Goes on with the other buffer, which is emptied first.
+  void turn() {
+    Buffer& full = buffers_[now_];
+    if (full.used > 0) full.filled = std::make_shared<StreamPoint>(full.filled_on);
+    now_ = 1 - now_;
+    Buffer& next = buffers_[now_];
+    if (next.filled) next.filled->wait();
+    DenseCopies copies;
+    for (auto& [to, piece] : next.pieces) copies.add(to, std::move(piece));
+    copies.finish();
+    next = {.memory = std::move(next.memory)};
+  }
+
+  const std::size_t size_;
+  std::array<Buffer, 2> buffers_;
+  std::size_t now_ = 0;
+};
+
 }  // namespace
 
 PlannedTensors::PlannedTensors(Group& group, std::vector<FilePart> parts, Metadata metadata,
@@ -120,6 +193,7 @@ const at::Tensor& PlannedTensors::values_of(const FilePart& part) {
 void PlannedTensors::take_snapshot(std::span<std::byte> bytes) {
   at::NoGradGuard no_grad;
   DenseCopies copies;
+  PinnedCopies through_pinned(snapshot_bytes());
   const FilePart* last = nullptr;
   for (std::size_t i = 0; i < plan_.boxes.size(); ++i) {
     const PlannedBox& box = plan_.boxes[i];
@@ -130,11 +204,14 @@ void PlannedTensors::take_snapshot(std::span<std::byte> bytes) {
     std::byte* to = bytes.data() + places_[i];
     if (lies_as_in_file(values) && values.scalar_type() == part.dtype()) {
       copies.add(to, values);
+    } else if (!values.is_cpu() && values.numel() > 0) {
+      through_pinned.add(to, values.to(part.dtype()));
     } else {
       at::from_blob(to, box.box.sizes, part.dtype()).copy_(values);
     }
   }
   copies.finish();
+  through_pinned.finish();
   snapshot_ = bytes;
   values_ = at::Tensor();
   values_of_ = nullptr;

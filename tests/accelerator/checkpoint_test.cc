@@ -9,6 +9,8 @@
 #include "support/flush_hook.h"
 #include "support/temporary_folder.h"
 
+#include <ATen/ops/arange.h>
+#include <torch/nn.h>
 #include <torch/optim/adamw.h>
 
 #include <atomic>
@@ -241,6 +243,43 @@ TEST_F(AsyncSaves, OfTwoSaversAreWrittenAtOnce) {
   for (const Level& level : levels)
     for (const char* name : {"step-00000002", "step-00000004"})
       expect_same_values(out / folder_of(level) / name, of_cpu / folder_of(level) / name);
+}
+
+TEST_F(AsyncSaves, WaitForManyTensorsAtOnce) {
+  const test::TemporaryFolder out;
+  run_ranks(ranks, [&](Group group, c10::Device device) {
+    checkpoint::AsyncSaver saver(group);
+    Trained trained(std::nullopt, group, device);
+    trained.train();
+    const auto waits = [&] {
+      return Machine::get().counts(group.rank()).synchronizations["copy_ (to host)"];
+    };
+    const int before = waits();
+    trained.save_by(saver, out.path());
+    EXPECT_EQ(waits(), before);
+    saver.wait();
+  });
+}
+
+// The copies fill each of the two buffers of pinned memory more than once.
+TEST_F(AsyncSaves, OfALargeTensorHaveItsValues) {
+  const test::TemporaryFolder out;
+  constexpr std::int64_t rows = 5000, columns = 6400;
+  const at::Tensor wanted =
+      at::arange(rows * columns, at::kInt).view(at::kFloat).view({rows, columns});
+  run_ranks(1, [&](Group group, c10::Device device) {
+    torch::nn::Sequential net(torch::nn::Linear(columns, rows));
+    net->ptr<torch::nn::LinearImpl>(0)->weight.set_data(wanted);
+    net->to(device);
+    checkpoint::AsyncSaver saver(group);
+    const DistributedDataParallel ddp(net, group);
+    torch::optim::SGD sgd(ddp.parameters(), 0.1);
+    (void)saver.save(out.path(), ddp, sgd, {.step = 1});
+    for (const at::Tensor& parameter : ddp.parameters()) parameter.detach().zero_();
+    saver.wait();
+  });
+  const auto saved = checkpoint::read_safetensors(out / "step-00000001" / "model.safetensors");
+  EXPECT_TRUE(saved.tensors.at("0.weight").view(at::kInt).equal(wanted.view(at::kInt)));
 }
 
 TEST_F(AsyncSaves, ThatFailAreReportedOnAllRanksAndTheNextOneSucceeds) {
