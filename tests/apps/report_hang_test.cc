@@ -39,14 +39,14 @@ std::string message(const std::string& kind, int peer) {
 }
 
 struct HangReport : testing::Test {
-  void write(int rank, int size, const std::vector<std::string>& calls) {
+  void write(int rank, int size, const std::vector<std::string>& calls, bool streams = false) {
     std::string members = "0";
     for (int other = 1; other < size; ++other) members += ", " + std::to_string(other);
     std::string all;
     for (const auto& one : calls) all += (all.empty() ? "" : ", ") + one;
     write("flight-rank-" + std::to_string(rank) + ".json",
           "{\"lockstep_flight_record\": 1, \"rank\": " + std::to_string(rank) +
-              ", \"size\": " + std::to_string(size) +
+              ", \"size\": " + std::to_string(size) + (streams ? ", \"streams\": true" : "") +
               ", \"backend\": \"shm\", \"host\": \"here\", \"pid\": 7, \"written\": 1020.0, "
               "\"groups\": [{\"name\": \"world\", \"members\": [" +
               members + "]}, {\"name\": \"pair\", \"members\": [0, 1]}], \"calls\": [" + all +
@@ -129,6 +129,28 @@ TEST_F(HangReport, SaysWhichMessageNobodySent) {
       {"group world: rank 1 waits in recv #2 from rank 0 (7 x Float, train.cc:8) for 18s; rank 0 "
        "never called send for it: it is in all_reduce #1 (a, sum, 4 x Float, train.cc:8), for "
        "18s"});
+}
+
+TEST_F(HangReport, SaysThatCallsOfTwoGroupsWerePostedInOppositeOrders) {
+  const auto both_orders = [&](bool streams) {
+    files.clear();
+    write(0, 2,
+          {call(1, reduction("a"), 1, 0, "done"), call(2, reduction("b"), 1, 1, "done", 1),
+           call(3, reduction("a"), 2, 2, "waiting"), call(4, reduction("b"), 2, 3, "posted", 1)},
+          streams);
+    write(1, 2,
+          {call(1, reduction("a"), 1, 0, "done"), call(2, reduction("b"), 1, 1, "done", 1),
+           call(3, reduction("b"), 2, 2, "waiting", 1), call(4, reduction("a"), 2, 3, "posted")},
+          streams);
+  };
+  both_orders(true);
+  expect_lines(
+      {"rank 0 posted all_reduce #2 (a, sum, 4 x Float, train.cc:8) of group world before "
+       "all_reduce #2 (b, sum, 4 x Float, train.cc:8) of group pair, and rank 1 after it: on a "
+       "device they can wait for each other forever, so all ranks must post the calls of all "
+       "groups in one order"});
+  both_orders(false);  // host threads complete the calls of each group
+  EXPECT_EQ(report().output.find("posted all_reduce"), std::string::npos);
 }
 
 TEST_F(HangReport, SaysThatNothingIsOpen) {

@@ -124,6 +124,7 @@ FlightFile file_of(const Json& json) {
   file.rank = static_cast<int>(number_of(json, "rank", 0, file.size - 1));
   file.backend = text_of(json, "backend");
   file.host = text_of(json, "host");
+  file.streams = json.value("streams", false);
   file.written = seconds_of(json, "written");
   const Json &groups = json.at("groups"), &calls = json.at("calls");
   check_input(groups.is_array() && calls.is_array(), "'groups' and 'calls' are not lists");

@@ -40,6 +40,7 @@ struct FlightFile {
   int rank = 0;
   int size = 0;
   std::string backend, host;
+  bool streams = false;  // calls ran on streams of a device
   double written = 0;
   std::vector<FlightGroup> groups;
   std::vector<FlightCall> calls;

@@ -351,6 +351,48 @@ std::vector<GroupHistory> histories_of(const std::vector<FlightFile>& files, dou
   return histories;
 }
 
+// A collective of a group, in the record of a rank.
+struct Launch {
+  const FlightCall* call = nullptr;
+  const FlightGroup* group = nullptr;
+};
+
+// Returns the collectives of a record in the order of their posts.
+std::vector<Launch> launches_of(const FlightFile& file) {
+  std::vector<Launch> launches;
+  for (const FlightCall& call : file.calls)
+    if (!call.is_message() && call.progress != "refused")
+      launches.push_back({&call, &file.groups[call.group]});
+  std::ranges::sort(launches, {}, [](const Launch& one) { return one.call->number; });
+  return launches;
+}
+
+// Returns a sentence if two ranks have posted collectives of two groups in opposite orders. On
+// streams of a device, these can wait for each other forever.
+std::optional<std::string> opposite_orders(const FlightFile& one, const FlightFile& other) {
+  std::map<std::pair<std::string_view, std::uint64_t>, Launch> theirs;
+  for (const Launch& launch : launches_of(other))
+    theirs.emplace(std::pair(std::string_view(launch.group->name), launch.call->sequence), launch);
+  Launch before;
+  std::uint64_t number_before = 0;
+  for (const Launch& launch : launches_of(one)) {
+    const auto found = theirs.find({launch.group->name, launch.call->sequence});
+    if (found == theirs.end() || found->second.group->members != launch.group->members) continue;
+    const std::uint64_t number = found->second.call->number;
+    if (number < number_before)
+      return formatted(
+          "rank {} posted {} of group {} before {} of group {}, and rank {} after it: on a device "
+          "they can wait for each other forever, so all ranks must post the calls of all groups in "
+          "one order",
+          one.rank, describe(*before.call, {before.group->name, before.group->members}),
+          before.group->name, describe(*launch.call, {launch.group->name, launch.group->members}),
+          launch.group->name, other.rank);
+    before = launch;
+    number_before = number;
+  }
+  return std::nullopt;
+}
+
 // Takes at least one file; each must be of another rank of the same run, otherwise throws BadInput.
 // Returns lines without line ends.
 std::vector<std::string> explain_hang(const std::vector<FlightFile>& unsorted) {
@@ -367,6 +409,8 @@ std::vector<std::string> explain_hang(const std::vector<FlightFile>& unsorted) {
     const auto story = history.tell();
     lines.insert(lines.end(), story.begin(), story.end());
   }
+  for (std::size_t i = 1; i < files.size() && files.front().streams; ++i)
+    if (auto text = opposite_orders(files.front(), files[i])) lines.push_back(*text);
   if (lines.size() == introduction)
     lines.emplace_back(
         "nothing is open: every recorded call was completed, and the ranks made the same calls");

@@ -259,6 +259,7 @@ Group recorded_world(std::shared_ptr<Backend> backend, Duration timeout) {
       .rank = backend->rank(),
       .size = backend->size(),
       .backend = std::string(backend->name()),
+      .streams = backend->has_streams(),
       .folder = environment::text(rank_env::variable::flight_folder).value_or("")});
   return Group(
       std::make_shared<GroupState>(std::move(backend), GroupNames(), timeout, std::move(recorder)));

@@ -160,15 +160,11 @@ std::string FlightRecorder::json_locked() const {
     std::atomic_thread_fence(std::memory_order_acquire);
     if (from.number.load(relaxed) == number) calls.push_back(std::move(call));
   }
-  const Json json{{"lockstep_flight_record", 1},
-                  {"rank", header_.rank},
-                  {"size", header_.size},
-                  {"backend", header_.backend},
-                  {"host", sys::host_name()},
-                  {"pid", ::getpid()},
-                  {"written", scale_.seconds_of(timestamp())},
-                  {"calls_ever", last},
-                  {"groups", std::move(groups)},
+  const Json json{{"lockstep_flight_record", 1}, {"rank", header_.rank},
+                  {"size", header_.size},        {"backend", header_.backend},
+                  {"streams", header_.streams},  {"host", sys::host_name()},
+                  {"pid", ::getpid()},           {"written", scale_.seconds_of(timestamp())},
+                  {"calls_ever", last},          {"groups", std::move(groups)},
                   {"calls", std::move(calls)}};
   // Tags are truncated at a number of bytes, possibly inside a character.
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -11,7 +11,7 @@
 // The file is JSON, read by `lockstep report hang` (src/apps/report).
 //
 //   {"lockstep_flight_record": 1, "rank": 2, "size": 4, "backend": "shm", "host": "a", "pid": 71,
-//    "written": 1732204862.125, "calls_ever": 5120,
+//    "streams": false, "written": 1732204862.125, "calls_ever": 5120,
 //    "groups": [{"name": "world", "members": [0, 1, 2, 3],
 //                "failure": "...", "failed": 1732204862.1}],
 //    "calls": [{"number": 4097, "group": 0, "call": "all_reduce", "sequence": 417, "op": "sum",
@@ -106,7 +106,8 @@ struct FlightHeader {
   int rank = 0;
   int size = 1;
   std::string backend;
-  std::string folder;  // where the file goes; empty: it is written only when asked for
+  bool streams = false;  // calls run on streams of a device, in the order of their posts
+  std::string folder;    // where the file goes; empty: it is written only when asked for
 };
 
 struct RecordedGroup {
