@@ -161,7 +161,8 @@ std::unique_ptr<Operation> make_operation(const OperatorHandle& handle, Registry
   auto made = std::make_unique<Operation>();
   made->name = handle.schema().name();
   describe_returns(handle.schema(), *made);
-  if (made->name == "aten::native_batch_norm") made->statistics = {3, 4, 5};
+  if (made->name == "aten::native_batch_norm" || made->name == "aten::cudnn_batch_norm")
+    made->statistics = {3, 4, 5};
   made->rule = rule_for(handle, registry);
   if (!made->rule) {
     made->rule = rule_of_element(short_name(made->name));

@@ -4,12 +4,14 @@
 #include "global/rules/dims.h"
 
 #include <ATen/OpMathType.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 
 #include <array>
+#include <utility>
 
 namespace lockstep::global {
 namespace {
@@ -191,9 +193,61 @@ Rule batch_norm_backward(const RuleCall& call) {
   return rule;
 }
 
+// cuDNN's operations, which LibTorch chooses on CUDA. LibTorch's own kernels replace cuDNN's, whose
+// saved statistics have an unknown format, so that ranks can sum them.
+
+void run_native(const char* name, Stack& stack) {
+  c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
+}
+
+// Schema: that of native_batch_norm, and a fourth result: memory of cuDNN. Here it has the sizes of
+// the saved statistics and no meaning.
+Rule cudnn_batch_norm(const RuleCall& call) {
+  Rule rule = batch_norm(call);
+  rule.results.push_back(rule.results.back());
+  for (RuleChoice& choice : rule.more) choice.results.push_back(Replicate());
+  rule.finish = [inner = std::move(rule.finish)](RulePlan& plan) {
+    if (inner) inner(plan);
+    plan.kernel = [kernel = std::move(plan.kernel)](Stack& stack) {
+      if (kernel)
+        kernel(stack);
+      else
+        run_native("aten::native_batch_norm", stack);
+      const at::Tensor& saved = torch::jit::peek(stack, 1, 3).toTensor();
+      torch::jit::push(stack, at::empty(saved.sizes(), saved.options().dtype(at::kByte)));
+    };
+  };
+  return rule;
+}
+
+// Schema: input, grad, weight, running_mean?, running_var?, save_mean?, save_var?, eps, memory of
+// cuDNN -> three gradients
+Rule cudnn_batch_norm_backward(const RuleCall& call) {
+  Rule rule = by_channels(call, 2, true);
+  const int channels = rule.operands[0][1];
+  const std::vector<std::int64_t> shape = {call.sizes(0)[1]};
+  rule.results = {{call.sizes(0), rule.operands[0]}, {shape, {channels}}, {shape, {channels}}};
+  add_rows(rule, call, 2, {Shard(0), Partial(), Partial()});
+  rule.finish = [sizes = call.sizes(0), arguments = call.arguments()](RulePlan& plan) {
+    plan.kernel = [sums = sums_of(plan, sizes), arguments](Stack& stack) {
+      const Stack given = torch::jit::pop(stack, arguments);
+      stack.insert(stack.end(), {given[1], given[0], given[2], given[3], given[4], given[5],
+                                 given[6], true, given[7], c10::List<bool>({true, true, true})});
+      constexpr std::size_t native_arguments = 10;
+      if (sums.axes.empty())
+        run_native("aten::native_batch_norm_backward", stack);
+      else
+        differentiate_over_ranks(stack, native_arguments, sums);
+    };
+  };
+  return rule;
+}
+
 }  // namespace
 
 void add_batch_norm_rules(RuleTable& table) {
+  table["cudnn_batch_norm"] = cudnn_batch_norm;
+  table["cudnn_batch_norm_backward"] = cudnn_batch_norm_backward;
   table["native_batch_norm"] = batch_norm;
   table["native_batch_norm_backward"] = batch_norm_backward;
 }
