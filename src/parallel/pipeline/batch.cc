@@ -117,7 +117,8 @@ std::int64_t rows_in(const Tensors* tensors, StepKind kind) {
 
 const char* name_of(std::int64_t call) {
   constexpr std::array names{"step()", "step() inside no_sync()", "evaluate()", "forward()"};
-  return names[static_cast<std::size_t>(call)];
+  const auto place = static_cast<std::size_t>(call);
+  return place < names.size() ? names[place] : "an unknown function";  // another rank's number
 }
 
 std::int64_t call_of(StepKind kind, bool stays_local) {

@@ -159,6 +159,22 @@ TEST(PipelineSizes, OfAMessageThatDescribesNoTensorsAreAnError) {
   }
 }
 
+TEST(PipelineBatch, OfARankWhoseNumbersMeanNoCallIsAnError) {
+  run_as_threads(2, [](Group group) {
+    const Tensors rows{at::ones({4, 2})};
+    if (group.rank() == 1) {
+      const at::Tensor wrong = at::full({6}, 1 << 20, at::kLong);
+      group.all_gather(at::zeros({2, 6}, at::kLong), wrong, {.tag = "rows of a batch"}).wait();
+      return;
+    }
+    EXPECT_EQ(test::message_of<Mismatch>([&] {
+                (void)pipeline::Batch(group, pipeline::StepKind::evaluate,
+                                      {.inputs = &rows, .targets = &rows}, 1, 0, 1, std::nullopt);
+              }),
+              "pipeline: rank 0 called evaluate() where rank 1 called an unknown function");
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, PipelineMessages, every_backend({1, 2, 4}), backend_test_name);
 
 }  // namespace
