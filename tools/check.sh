@@ -4,7 +4,7 @@
 # which ThreadSanitizer refuses by default. At exit, ThreadSanitizer waits a second for running threads by default; a
 # twentieth of that is enough.
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1
-export TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:atexit_sleep_ms=50
+export TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:atexit_sleep_ms=50:suppressions=$PWD/tests/tsan_suppressions.txt
 
 # Test programs that run under a sanitizer only in `./dev test --all` and in a soak, so that CI stays below an hour on two
 # cores. LibTorch is not instrumented, so errors inside it are not detected.

@@ -127,10 +127,14 @@ void PipelineErrors::expect_end_of_all_ranks(FailingPart part) {
     }
     // A rank that does not read the loss may get the error from its next call.
     EXPECT_TRUE(step == 1 || (step == 2 && !is_chosen)) << step;
-    test::expect_contains(error, "a bad batch");
+    // Ranks of another pipeline may learn first that a rank has left the group of the gradients.
+    if (part != FailingPart::backward || error.find("left in order") == std::string::npos)
+      test::expect_contains(error, "a bad batch");
     Group all = composed.mesh().group();
     EXPECT_THROW(all.barrier().wait(), Aborted);
   });
+  // A rank may wait for a sum that the others no longer launch, until its group ends.
+  if (part == FailingPart::backward) expect_no_faults_but(Fault::stall);
 }
 
 TEST_P(PipelineErrors, OfAForwardAreToldToAllRanks) {

@@ -30,10 +30,12 @@ NamedTensors one_of_each_dtype() {
 }
 
 bool same(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.is_contiguous() &&
-         std::memcmp(a.const_data_ptr(),
-                     b.clone().contiguous().resolve_conj().resolve_neg().const_data_ptr(),
-                     a.nbytes()) == 0;
+  if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
+  return a.numel() == 0 ||
+         (a.is_contiguous() &&
+          std::memcmp(a.const_data_ptr(),
+                      b.clone().contiguous().resolve_conj().resolve_neg().const_data_ptr(),
+                      a.nbytes()) == 0);
 }
 
 TEST(Safetensors, ReadsBackEveryDtype) {

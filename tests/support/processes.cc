@@ -1,5 +1,7 @@
 #include "support/processes.h"
 
+#include "support/sanitizers.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -132,7 +134,8 @@ void RankProcesses::kill(int rank, int signal) const {
 RankResult RankProcesses::wait(int number, std::chrono::milliseconds limit) {
   Rank& rank = ranks_.at(number);
   if (rank.collected) return rank.result;
-  bool ended = wait_for_end(rank.pid, limit);
+  constexpr int slower = under_sanitizer ? 5 : 1;
+  bool ended = wait_for_end(rank.pid, limit * slower);
   if (!ended) ::kill(rank.pid, SIGKILL);
   rank.result = collect(rank.pid);
   rank.result.overdue = !ended;

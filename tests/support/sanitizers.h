@@ -23,4 +23,7 @@ inline constexpr bool under_address_sanitizer = false;
 inline constexpr bool under_undefined_behavior_sanitizer = false;
 #endif
 
+// Both make programs slower and larger, so limits of time and of memory mean nothing.
+inline constexpr bool under_sanitizer = under_thread_sanitizer || under_address_sanitizer;
+
 }  // namespace lockstep::test

@@ -1,5 +1,7 @@
 #include "support/watchdog.h"
 
+#include "support/sanitizers.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -103,7 +105,8 @@ void allow_more_time(int seconds) {
 
 void install_watchdog() {
   const char* setting = std::getenv("LOCKSTEP_TEST_SECONDS");
-  int seconds = std::max(1, setting != nullptr ? std::atoi(setting) : 60);
+  constexpr int usual = under_sanitizer ? 600 : 60;
+  int seconds = std::max(1, setting != nullptr ? std::atoi(setting) : usual);
   struct sigaction action {};
   action.sa_handler = end_program;
   ::sigaction(SIGALRM, &action, nullptr);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "support/processes.h"
+#include "support/sanitizers.h"
 #include "support/temporary_folder.h"
 
 #include <gtest/gtest.h>
@@ -78,6 +79,7 @@ inline LimitedRun run_alone(const std::function<float()>& train, const MemoryLim
 // `plain` is killed under the limit.
 inline void expect_only_lean_fits(std::int64_t limit_bytes, const std::function<float()>& plain,
                                   const std::function<float()>& lean) {
+  if (under_sanitizer) GTEST_SKIP() << "a sanitizer needs more memory";
   MemoryLimit limit(limit_bytes);
   if (!limit.is_there()) GTEST_SKIP() << "no control group with a memory limit can be made here";
   LimitedRun expected = run_alone(plain, nullptr), found = run_alone(lean, &limit);

@@ -1,6 +1,7 @@
 // Node-shared storage: the location and amount of its memory, and the error if ranks share no
 // memory.
 #include "parallel/sharded/node_shared.h"
+#include "support/sanitizers.h"
 #include "sys/heap.h"
 
 #include <lockstep/mesh/mesh.h>
@@ -124,6 +125,7 @@ double proportional_bytes() {
 // The total of four processes: parameters once, each rank's shard of the optimizer's state, and the
 // buffers of a small model.
 TEST(NodeSharedStorage, FourRanksHoldOneReplica) {
+  if (under_sanitizer) GTEST_SKIP() << "a sanitizer needs more memory";
   run_group(BackendKind::shm, 4, [](Group group) {
     at::set_num_threads(1);
     constexpr std::int64_t width = 768, layers = 10;

@@ -65,6 +65,7 @@ std::size_t Memory::pinned_offset_of(const void* address) const {
 void* Memory::kernel_address(const void* address) const {
   if (address == nullptr) return nullptr;
   if (is_pinned(address)) return pinned_.kernels + pinned_offset_of(address);
+  if (!is_device(address)) return const_cast<void*>(address);  // of a tensor without elements
   return device_.kernels + offset_of(address);
 }
 
