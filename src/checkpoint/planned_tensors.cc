@@ -84,7 +84,7 @@ class PinnedCopies {
   // Copies at a later call, in finish() at the latest. The device reads `values` in the order of
   // the calling thread's current stream.
   void add(std::byte* to, const at::Tensor& values) {
-    if (buffers_[now_].filled_on != values.device()) finish();
+    if (buffers_[now_].used > 0 && buffers_[now_].filled_on != values.device()) turn();
     const at::Tensor bytes =
         values.resolve_conj().resolve_neg().contiguous().view(-1).view(at::kByte);
     const auto length = static_cast<std::size_t>(bytes.numel());

@@ -9,10 +9,6 @@
 namespace lockstep::data {
 namespace {
 
-c10::impl::VirtualGuardImpl guard_of(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type());
-}
-
 // Returns true for a tensor in pinned memory that this reference does not own alone, such as a
 // buffer into which a task reads each of its batches.
 bool is_shared_pinned(const at::Tensor& tensor) {
@@ -24,8 +20,7 @@ bool is_shared_pinned(const at::Tensor& tensor) {
 
 void Arrival::wait() const {
   if (!copied_) return;
-  const c10::Stream current =
-      guard_of(tensors_.front().device()).getStream(tensors_.front().device());
+  const c10::Stream current = current_stream(tensors_.front().device());
   copied_->block(current);
   // The memory was allocated on the copy stream. Without record_stream(), it could be reused there
   // as soon as the tensor is released.
@@ -35,7 +30,7 @@ void Arrival::wait() const {
 DeviceCopies::DeviceCopies(std::optional<c10::Device> device, bool pin_memory) {
   const bool has_device = device && !device->is_cpu();
   if (has_device) {
-    const c10::impl::VirtualGuardImpl guard = guard_of(*device);
+    const c10::impl::VirtualGuardImpl guard(device->type());
     stream_ = guard.getStreamFromGlobalPool(device->has_index() ? *device : guard.getDevice());
   }
   const std::optional<c10::DeviceType> type =

@@ -37,6 +37,7 @@ c10::Stream current_stream(c10::Device device) {
 }
 
 void order(const c10::Stream& before, const c10::Stream& after) {
+  if (before == after) return;
   c10::Event event(before.device_type());
   event.record(before);
   event.block(after);
@@ -67,8 +68,7 @@ void StreamUses::add() {
 void StreamUses::end() {
   if (!written_) return;
   const c10::Stream current = current_stream(written_->device());
-  for (const c10::Stream& stream : streams_)
-    if (stream != current) order(stream, current);
+  for (const c10::Stream& stream : streams_) order(stream, current);
   written_.reset();
   streams_.clear();
 }

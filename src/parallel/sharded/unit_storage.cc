@@ -43,7 +43,7 @@ at::Tensor BufferPool::found(std::int64_t numel, c10::ScalarType dtype, c10::Dev
   if (place == free_.rend()) return {};
   const auto [buffer, given_on] = std::move(*place);
   free_.erase(std::next(place).base());
-  if (given_on && *given_on != current_stream(device)) order(*given_on, current_stream(device));
+  if (given_on) order(*given_on, current_stream(device));
   bytes_.free -= size_of(buffer);
   return buffer;
 }
