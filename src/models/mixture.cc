@@ -1,5 +1,6 @@
 #include <lockstep/models/mixture.h>
 
+#include "comm/backend/accelerator.h"
 #include "models/grouped_linear.h"
 
 #include <lockstep/base/error.h>
@@ -7,15 +8,16 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
-#include <ATen/ops/bincount.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
@@ -53,23 +55,32 @@ MixtureOptions checked(const MixtureOptions& options) {
 // Returns the exclusive prefix sums along dim 0.
 at::Tensor sums_before(const at::Tensor& counts) { return counts.cumsum(0) - counts; }
 
+// Copies a tensor from host memory. The host does not wait for the copy if the device can read
+// pinned memory.
+at::Tensor copied_to(c10::Device device, const at::Tensor& host) {
+  if (device.is_cpu()) return host;
+  const bool is_pinned = pins_host_memory(device.type());
+  return (is_pinned ? host.pin_memory() : host)
+      .to(device, host.scalar_type(), /*non_blocking=*/is_pinned);
+}
+
 }  // namespace
 
-// Routing of one batch. Choice c of token t has the number c * tokens + t.
+// Routing of one batch. Choice c of token t has the number c * tokens + t. Counts of rows are in host
+// memory, because sizes of tensors depend on them.
 struct MixtureImpl::Routing {
   at::Tensor logits;         // [tokens, experts], in float at least
   at::Tensor probabilities;  // over all experts
   at::Tensor weights;        // [chosen * tokens]: one per choice
   at::Tensor order;          // numbers of the accepted choices, sorted by expert
-  at::Tensor kept;           // [ranks, experts]: rows sent to each expert
+  at::Tensor kept;           // [ranks, experts], in host memory: rows sent to each expert
   at::Tensor shares;         // [experts]: fraction of all choices of the batch
 };
 
 // The choices of this rank's tokens, by run (ExpertExchange::runs()).
 struct MixtureImpl::Choices {
   at::Tensor keys;     // one per choice: (run * chosen + choice) * experts + expert
-  at::Tensor counts;   // [runs, chosen, experts]
-  at::Tensor all;      // [ranks, runs, chosen, experts]
+  at::Tensor all;      // [ranks, runs, chosen, experts], in host memory: counts
   std::int64_t total;  // over the batch
 };
 
@@ -106,26 +117,24 @@ MixtureImpl::Routing MixtureImpl::route(const at::Tensor& logits) {
   std::vector<std::int64_t> runs = {count};
   if (exchange_ && is_limited) runs = exchange_->runs(count);
   const auto run_count = static_cast<std::int64_t>(runs.size());
-  Choices found{
-      .keys = experts_of + numbers.floor_divide(std::max<std::int64_t>(count, 1)) * experts,
-      .counts = {},
-      .all = {},
-      .total = 0};
+  at::Tensor keys = experts_of + numbers.floor_divide(std::max<std::int64_t>(count, 1)) * experts;
   if (run_count > 1) {
-    const at::Tensor run_of = at::repeat_interleave(at::tensor(runs, numbers.options()));
-    found.keys = found.keys + run_of.repeat({chosen}) * (chosen * experts);
+    const at::Tensor run_of = at::repeat_interleave(at::tensor(runs));
+    keys = keys + copied_to(keys.device(), run_of.repeat({chosen})) * (chosen * experts);
   }
-  found.counts =
-      at::bincount(found.keys, {}, run_count * chosen * experts).view({run_count, chosen, experts});
-  found.all = exchange_ ? exchange_->all_counts(found.counts) : found.counts.unsqueeze(0);
-  const at::Tensor of_experts = found.all.sum(at::IntArrayRef{0, 1, 2});
-  found.total = of_experts.sum().item<std::int64_t>();
+  const at::Tensor counts = at::zeros({run_count * chosen * experts}, keys.options())
+                                .scatter_add_(0, keys, at::ones_like(keys))
+                                .view({run_count, chosen, experts});
+  const at::Tensor all = exchange_ ? exchange_->all_counts(counts) : counts.unsqueeze(0);
+  const at::Tensor of_experts = all.sum(at::IntArrayRef{0, 1, 2});
+  routing.order = at::argsort(experts_of, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const at::Tensor on_host = all.cpu();  // the host waits for the device here and nowhere else
+  const Choices found{.keys = keys, .all = on_host, .total = on_host.sum().item<std::int64_t>()};
   routing.shares = of_experts.to(logits.scalar_type())
                        .div_(static_cast<double>(std::max<std::int64_t>(found.total, 1)));
-  routing.order = at::argsort(experts_of, /*stable=*/true, /*dim=*/0, /*descending=*/false);
-  routing.kept = found.all.sum(at::IntArrayRef{1, 2});
+  routing.kept = on_host.sum(at::IntArrayRef{1, 2});
   if (is_limited) find_room(routing, found);
-  load_.chosen = numbers_of(of_experts);
+  load_.chosen = numbers_of(on_host.sum(at::IntArrayRef{0, 1, 2}));
   load_.dropped = found.total - routing.kept.sum().item<std::int64_t>();
   return routing;
 }
@@ -134,30 +143,34 @@ MixtureImpl::Routing MixtureImpl::route(const at::Tensor& logits) {
 // first, in batch order.
 void MixtureImpl::find_room(Routing& routing, const Choices& choices) {
   const std::int64_t experts = options_.experts, chosen = options_.top_k;
-  const std::int64_t runs = choices.counts.size(0);
+  const std::int64_t runs = choices.all.size(1), own = exchange_ ? exchange_->rank() : 0;
   const auto capacity = static_cast<std::int64_t>(
       std::ceil(options_.capacity_factor * static_cast<double>(choices.total) /
                 static_cast<double>(experts)));
   const at::Tensor flat = choices.all.flatten(0, 1);  // [ranks * runs, chosen, experts]
   at::Tensor earlier = sums_before(flat);
   if (exchange_) {
-    const at::Tensor order = exchange_->order(runs).to(flat.device());
+    const at::Tensor order = exchange_->order(runs);
     earlier = at::empty_like(flat).index_copy_(0, order, sums_before(flat.index_select(0, order)));
   }
   const at::Tensor before = (sums_before(flat.sum(0)) + earlier).view(choices.all.sizes());
   routing.kept = at::minimum((capacity - before).clamp_min(0), choices.all).sum({1, 2});
-  // Computes the position of each choice in the queue of its expert: first within this rank, then
-  // over all ranks.
-  const at::Tensor first = sums_before(choices.counts.permute({2, 1, 0}).reshape({-1}));
+  // Computes the position of each choice in the queue of its expert. A group is the choices of the
+  // same number, in one run, of one expert: `first` is its place in the order of this rank,
+  // `begins` in the queue.
+  const at::Tensor first = sums_before(choices.all.select(0, own).permute({2, 1, 0}).reshape({-1}));
+  const at::Tensor begins = before.select(0, own).permute({2, 1, 0}).reshape({-1});
   const at::Tensor sorted = choices.keys.index_select(0, routing.order);
   const at::Tensor choice = sorted.floor_divide(experts).remainder(chosen);
   const at::Tensor run = sorted.floor_divide(chosen * experts);
   const at::Tensor group = (sorted.remainder(experts) * chosen + choice) * runs + run;
-  const std::int64_t own = exchange_ ? exchange_->rank() : 0;
-  const at::Tensor begins = before.select(0, own).permute({2, 1, 0}).reshape({-1});
-  const at::Tensor place = at::arange(sorted.numel(), sorted.options()) -
-                           first.index_select(0, group) + begins.index_select(0, group);
-  routing.order = routing.order.masked_select(place < capacity);
+  const at::Tensor place = at::arange(sorted.numel(), sorted.options()) +
+                           copied_to(sorted.device(), begins - first).index_select(0, group);
+  // Sorts the accepted choices to the front, because masked_select() waits for their number.
+  const at::Tensor front =
+      at::argsort(place >= capacity, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const auto accepted = routing.kept.select(0, own).sum().item<std::int64_t>();
+  routing.order = routing.order.index_select(0, front.narrow(0, 0, accepted));
 }
 
 // `tokens` is the number of tokens over which the loss is a mean; this rank may have only some of

@@ -70,12 +70,12 @@ class ExpertExchange {
   [[nodiscard]] virtual at::Tensor all_counts(const at::Tensor& counts) = 0;
   // Returns this rank's index in the first dim of all_counts().
   [[nodiscard]] virtual std::int64_t rank() const = 0;
-  // Returns the batch order of all ranks' runs as int64 run numbers; run s of rank r has the number
-  // r * runs + s. With one run per rank, this is the order of the ranks.
+  // Returns the batch order of all ranks' runs as int64 run numbers in host memory; run s of rank r
+  // has the number r * runs + s. With one run per rank, this is the order of the ranks.
   [[nodiscard]] virtual at::Tensor order(std::int64_t runs) = 0;
   // Sends `rows`, sorted by target expert, to the ranks of their experts; counts[r][e] (int64,
-  // [ranks, experts]) is the number of rows from rank r for expert e. Returns the rows for this
-  // rank's experts, in the order of its experts. back() returns results to the ranks that sent the
+  // [ranks, experts], in host memory) is the number of rows from rank r for expert e. Returns the
+  // rows for this rank's experts, in the order of its experts. back() returns results to the ranks that sent the
   // rows.
   [[nodiscard]] virtual at::Tensor to_experts(const at::Tensor& rows, const at::Tensor& counts) = 0;
   [[nodiscard]] virtual at::Tensor back(const at::Tensor& rows, const at::Tensor& counts) = 0;

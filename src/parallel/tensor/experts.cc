@@ -9,9 +9,8 @@
 #include <lockstep/global/tensor.h>
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/argsort.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -47,6 +46,18 @@ struct RunPlace {
   std::int64_t segment = 0;
   std::int64_t number = 0;
 };
+
+// `rows` are sorted by i, then by j; counts[i][j] is the number of rows of a pair. Returns the rows
+// sorted by j, then by i.
+at::Tensor regrouped(const at::Tensor& rows, const at::Tensor& counts) {
+  const auto pieces = rows.split_with_sizes(models::numbers_of(counts));
+  const auto is = static_cast<std::size_t>(counts.size(0));
+  const auto js = static_cast<std::size_t>(counts.size(1));
+  std::vector<at::Tensor> sorted;
+  for (std::size_t j = 0; j < js; ++j)
+    for (std::size_t i = 0; i < is; ++i) sorted.push_back(pieces[i * js + j]);
+  return at::cat(sorted);
+}
 
 }  // namespace
 
@@ -106,7 +117,7 @@ at::Tensor TokenExchange::all_counts(const at::Tensor& counts) {
   std::vector<std::int64_t> sizes = counts.sizes().vec();
   sizes.insert(sizes.begin(), group.size());
   at::Tensor all = at::empty(sizes, counts.options());
-  group.all_gather(all, counts.contiguous(), {.tag = "counts of " + name_}).synchronize();
+  group.all_gather(all, counts.contiguous(), {.tag = "counts of " + name_}).wait();
   return all;
 }
 
@@ -157,13 +168,6 @@ std::vector<std::int64_t> TokenExchange::rows_of_experts(const at::Tensor& count
   return models::numbers_of(of_experts(counts).sum(0));
 }
 
-at::Tensor TokenExchange::order_of(const at::Tensor& counts) const {
-  const at::Tensor of = of_experts(counts);
-  const at::Tensor experts = at::arange(of.size(1), of.options()).expand_as(of).reshape({-1});
-  return at::argsort(at::repeat_interleave(experts, of.reshape({-1})), /*stable=*/true, /*dim=*/0,
-                     /*descending=*/false);
-}
-
 void TokenExchange::count(const std::vector<std::int64_t>& rows, const at::Tensor& of) {
   const std::int64_t leave = std::accumulate(rows.begin(), rows.end(), std::int64_t{0}) -
                              rows[static_cast<std::size_t>(experts_.rank())];
@@ -177,14 +181,13 @@ at::Tensor TokenExchange::to_experts(const at::Tensor& rows, const at::Tensor& c
   count(sizes.sent, rows);
   const at::Tensor come = all_to_all(rows, experts_, sizes.received, sizes.sent, /*dim=*/0,
                                      {.tag = "tokens to " + name_});
-  return come.index_select(0, order_of(counts));
+  return regrouped(come, of_experts(counts));
 }
 
 at::Tensor TokenExchange::back(const at::Tensor& rows, const at::Tensor& counts) {
   const Sizes sizes = sizes_of(counts);
   count(sizes.received, rows);
-  // Sorting a permutation yields its inverse.
-  const at::Tensor as_they_came = rows.index_select(0, order_of(counts).argsort());
+  const at::Tensor as_they_came = regrouped(rows, of_experts(counts).t());
   return all_to_all(as_they_came, experts_, sizes.sent, sizes.received, /*dim=*/0,
                     {.tag = "tokens from " + name_});
 }

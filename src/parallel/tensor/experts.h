@@ -66,8 +66,6 @@ class TokenExchange final : public models::ExpertExchange {
   [[nodiscard]] bool is_cut() const { return !cut_.empty(); }
   [[nodiscard]] Sizes sizes_of(const at::Tensor& counts) const;
   [[nodiscard]] at::Tensor of_experts(const at::Tensor& counts) const;
-  // Returns, for rows in order of arrival, their indices in the order by expert.
-  [[nodiscard]] at::Tensor order_of(const at::Tensor& counts) const;
   void count(const std::vector<std::int64_t>& rows, const at::Tensor& of);
 
   Ranks all_;
