@@ -134,6 +134,7 @@ TEST(CheckpointMemory, AModelThatIsLargerThanEachRanksLimitIsSavedAndGoesOn) {
   constexpr int layers = 96;
   constexpr std::int64_t limit = std::int64_t{92} << 20;
   static_assert(layers * layer_size > limit);
+  if (test::under_sanitizer) GTEST_SKIP() << "a sanitizer needs more memory";
   if (!test::MemoryLimit(limit).is_there())
     GTEST_SKIP() << "no control group with a memory limit can be made here";
   TemporaryFolder out, plain;
