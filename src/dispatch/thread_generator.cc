@@ -6,9 +6,11 @@
 #include "base/text.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -90,6 +92,12 @@ ThreadGenerator::ThreadGenerator(std::uint64_t seed)
 ThreadGenerator::~ThreadGenerator() {
   included_.reset();
   own_generator = before_;
+}
+
+void seed_default_generator(c10::Device device, std::uint64_t seed) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard lock(generator.mutex());
+  generator.set_current_seed(seed);
 }
 
 }  // namespace lockstep::dispatch

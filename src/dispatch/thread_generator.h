@@ -9,6 +9,7 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <c10/core/Device.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdint>
@@ -33,5 +34,8 @@ class [[nodiscard]] ThreadGenerator {
   at::Generator* before_;
   std::optional<c10::impl::IncludeDispatchKeyGuard> included_;
 };
+
+// Seeds the default generator of one device. torch::manual_seed() seeds those of all devices.
+void seed_default_generator(c10::Device device, std::uint64_t seed);
 
 }  // namespace lockstep::dispatch

@@ -1,37 +1,26 @@
 #include "train/device.h"
 
 #include "base/check.h"
+#include "base/counted.h"
 #include "comm/init/choice.h"
+#include "dispatch/thread_generator.h"
 
 #include <lockstep/comm/device.h>
 
-#include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
-#include <mutex>
 #include <string_view>
 #include <utility>
 
 namespace lockstep::train {
 namespace {
 
-// Returns the option of this run that works on the CPU only; empty without one.
-std::string_view option_of_cpu(const Options& options) {
-  if (options.strategy == StrategyKind::threads) return "--strategy threads";
-  if (options.strategy == StrategyKind::ps) return "--strategy ps";
-  return {};
-}
+bool needs_cpu(const Options& options) { return options.strategy == StrategyKind::ps; }
 
 bool computes_on_devices(const Options& options) {
-  if (!option_of_cpu(options).empty() || is_cpu(options.device)) return false;
+  if (needs_cpu(options) || is_cpu(options.device)) return false;
   return !options.device.empty() || !visible_devices().indices.empty();
-}
-
-void seed_generator(c10::Device device, std::uint64_t seed) {
-  at::Generator generator = at::globalContext().defaultGenerator(device);
-  const std::lock_guard lock(generator.mutex());
-  generator.set_current_seed(seed);
 }
 
 }  // namespace
@@ -46,18 +35,18 @@ void check_device(const Options& options) {
               "--activation-offload moves activations from a device to host memory: expected ranks "
               "on a device, found --device cpu");
   if (options.device.empty() || is_cpu(options.device)) return;
-  const std::string_view option = option_of_cpu(options);
-  check_input(option.empty(), "{} computes on the CPU: expected --device cpu, found --device {}",
-              option, options.device);
+  check_input(!needs_cpu(options),
+              "--strategy ps computes on the CPU: expected --device cpu, found --device {}",
+              options.device);
   check_device(options.device);
 }
 
 std::string device_for_init(const Options& options) {
-  return option_of_cpu(options).empty() ? options.device : "cpu";
+  return needs_cpu(options) ? "cpu" : options.device;
 }
 
 c10::Device device_of(const Options& options) {
-  if (!option_of_cpu(options).empty()) return c10::kCPU;
+  if (needs_cpu(options)) return c10::kCPU;
   if (options.device.empty()) return device();
   if (is_cpu(options.device)) return c10::kCPU;
   const c10::Device named(options.device);
@@ -65,13 +54,28 @@ c10::Device device_of(const Options& options) {
   return {named.type(), at::accelerator::getDeviceIndex()};
 }
 
+std::vector<ComputeDevice> devices_of_threads(const Options& options) {
+  const c10::Device first = device_of(options);
+  if (first.is_cpu()) return cpu_devices(options.devices);
+  const Devices seen = usable_devices(visible_devices(), options.device, "--device");
+  check_input(options.devices <= std::ssize(seen.indices),
+              "--strategy threads --devices {}: expected at most the {} that this process may use; "
+              "--device cpu computes on groups of cores",
+              options.devices, counted(std::ssize(seen.indices), "device"));
+  std::vector<ComputeDevice> devices{{.device = first}};
+  for (const c10::DeviceIndex index : seen.indices)
+    if (index != first.index() && std::ssize(devices) < options.devices)
+      devices.push_back({.device = {first.type(), index}});
+  return devices;
+}
+
 void seed_generators(c10::Device device, std::uint64_t seed) {
-  seed_generator(c10::kCPU, seed);
+  dispatch::seed_default_generator(c10::kCPU, seed);
   seed_device(device, seed);
 }
 
 void seed_device(c10::Device device, std::uint64_t seed) {
-  if (!device.is_cpu()) seed_generator(device, seed);
+  if (!device.is_cpu()) dispatch::seed_default_generator(device, seed);
 }
 
 Batch on_device(Batch batch, c10::Device device) {

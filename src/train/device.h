@@ -1,6 +1,7 @@
 // The device of a run: where its model, its batches and its losses are. Options::device says which.
 #pragma once
 
+#include <lockstep/parallel/threads/data_parallel.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/task.h>
 
@@ -25,6 +26,9 @@ void check_device(const Options& options);
 // Returns the device of this rank in a run with these options, which check_device() has accepted.
 // Call it in the thread that trains: a type without a number means the current device.
 [[nodiscard]] c10::Device device_of(const Options& options);
+// Returns the devices of --strategy threads: that of the rank, and others of its type, or groups of
+// cores. Throws BadInput if this process sees fewer.
+[[nodiscard]] std::vector<ComputeDevice> devices_of_threads(const Options& options);
 
 // Seeds the generator of the CPU and that of `device`. The other devices of the process, which
 // torch::manual_seed() would seed too, may belong to other ranks.

@@ -23,9 +23,9 @@ namespace {
 class TaskReplicas : public DataParallelBase {
  public:
   TaskReplicas() = default;
-  TaskReplicas(std::shared_ptr<torch::nn::Module> module, int devices,
+  TaskReplicas(std::shared_ptr<torch::nn::Module> module, std::vector<ComputeDevice> devices,
                const DataParallelOptions& options)
-      : DataParallelBase(std::move(module), cpu_devices(devices), options) {}
+      : DataParallelBase(std::move(module), std::move(devices), options) {}
   using DataParallelBase::run_backward;
 };
 
@@ -58,7 +58,7 @@ class DeviceStrategy : public TrainedModel {
                 "(Task::make_replica()): train it with --ranks {}",
                 task_.name(), options_.devices);
     std::size_t made = 0;
-    threads_ = TaskReplicas(module, options_.devices,
+    threads_ = TaskReplicas(module, devices_of_threads(options_),
                             {.make_replica = [&] { return replicas_[++made].module; }});
     return threads_;
   }

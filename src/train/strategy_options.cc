@@ -182,7 +182,7 @@ void declare_strategy(Settings& settings, Options& o) {
                 .needs = {"shard none", "no mesh"}},
                o.strategy);
   settings.add({.name = "devices",
-                .help = "of threads: groups of cores, each with a copy of the model",
+                .help = "of threads: GPUs or groups of cores, each with a copy of the model",
                 .most = most,
                 .needs = {"strategy threads"}},
                o.devices);

@@ -6,7 +6,9 @@
 #include "support/accelerator/expectations.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -107,6 +109,32 @@ TEST_P(Threads, NameTheDeviceOfAnExceptionAndStayUsable) {
   dp.zero_grad();
   dp.backward(squared_loss, x, y);
   expect_gradients();
+}
+
+// Each device draws its own numbers, and a seed of the default generator fixes them all.
+TEST_P(Threads, DrawNumbersThatASeedRepeats) {
+  auto model = model_on(device(0), at::kDouble);
+  DataParallel dp(model, devices_of_sim(GetParam()), making_models());
+  const auto x = test::values({8, 16}, 1).to(at::kDouble);
+  const auto drawn = [&] {
+    std::vector<at::Tensor> numbers(static_cast<std::size_t>(GetParam()));
+    const auto draws = [&](models::Mlp& own, const at::Tensor& rows) {
+      numbers[static_cast<std::size_t>(rows.device().index())] = at::rand({16}, rows.options());
+      return own->forward(rows).sum();
+    };
+    (void)dp.backward(draws, x);
+    for (at::Tensor& one : numbers) one = one.cpu();
+    return numbers;
+  };
+  torch::manual_seed(5);
+  const std::vector<at::Tensor> first = drawn(), next = drawn();
+  torch::manual_seed(5);
+  const std::vector<at::Tensor> again = drawn();
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    EXPECT_TRUE(again[i].equal(first[i])) << i;
+    EXPECT_FALSE(next[i].equal(first[i])) << i;
+    for (std::size_t j = 0; j < i; ++j) EXPECT_FALSE(first[i].equal(first[j])) << i << j;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(OnDevices, Threads, testing::Values(1, 2, 3, 4));

@@ -6,6 +6,7 @@
 #include "support/accelerator/expectations.h"
 #include "support/accelerator/tensors.h"
 #include "train/communication_ways.h"
+#include "train/device.h"
 #include "train/evaluator.h"
 #include "train/messages.h"
 #include "train/runs.h"
@@ -170,6 +171,50 @@ TEST_P(TrainerCopies, HaveTheLossesOfTheSameRanksOnTheCpu) {
 
 INSTANTIATE_TEST_SUITE_P(OnDevices, TrainerCopies, testing::ValuesIn(copies()),
                          [](const auto& info) { return info.param.name; });
+
+// --strategy threads: one rank with several devices.
+TEST_F(TrainerOnDevice, DeviceThreadsHaveTheLossesOfOneProcessOnTheCpu) {
+  RunSetup run = setup();
+  const Rows expected = trained_on_cpu(run);
+  run.strategy = StrategyKind::threads;
+  for (const int devices : {1, 2, 3}) {
+    Machine::get().set({.seed = static_cast<std::uint64_t>(devices), .lazy = devices == 2});
+    RunSetup here = run;
+    here.out += std::to_string(devices);
+    here.devices = devices;
+    expect_near(trained_on_devices(here, 1), expected);
+    EXPECT_GT(peak_memory(device(devices - 1))->allocated, 0);
+  }
+}
+
+TEST_F(TrainerOnDevice, DeviceThreadsAreResumedToTheBit) {
+  RunSetup run = setup();
+  run.dropout = 0.2;
+  run.strategy = StrategyKind::threads;
+  run.devices = 2;
+  (void)trained_on_devices(run, 1);
+  const RunSetup again = cut_at(run, 2);
+  (void)trained_on_devices(again, 1);
+  EXPECT_EQ(distance(run.out, again.out), 0);
+}
+
+TEST_F(TrainerOnDevice, MoreDeviceThreadsThanDevicesAreRefused) {
+  RunSetup run = setup();
+  run.strategy = StrategyKind::threads;
+  run.devices = 5;
+  const auto refusal = [&] {
+    return errors_of_ranks(1, [&](const Group& group,
+                                  c10::Device) { (void)train_rank(run, group, device_type); })
+        .front();
+  };
+  EXPECT_NE(
+      refusal().find("--strategy threads --devices 5: expected at most the 4 devices that this "
+                     "process may use; --device cpu computes on groups of cores"),
+      std::string::npos);
+  run.device = "sim:0";
+  run.devices = 2;
+  EXPECT_NE(refusal().find("expected at most the 1 device"), std::string::npos);
+}
 
 // Dropout draws from the device's generator, whose state is not in checkpoints.
 TEST_F(TrainerOnDevice, AResumedRunHasTheBitsOfOneWithoutInterruption) {

@@ -143,7 +143,7 @@ TEST_F(Programs, DataParallelOverTheOneDevice) {
     auto net = small_net();
     net->to(test::first_device);
     auto alone = small_net();
-    DataParallel parallel(net, cuda_devices(1));
+    DataParallel parallel(net, accelerator_devices(1));
     const auto input = at::rand({8, 16}), target = at::rand({8, 4});
     parallel.zero_grad();
     parallel.backward(

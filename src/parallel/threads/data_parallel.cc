@@ -1,9 +1,11 @@
 #include <lockstep/parallel/threads/data_parallel.h>
 
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "comm/backend/accelerator.h"
 #include "dispatch/thread_generator.h"
 #include "module/checks.h"
 #include "module/tensors.h"
@@ -20,7 +22,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
-#include <torch/cuda.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -241,7 +242,12 @@ class ReplicaState final : public parallel::WholeModuleState {
     const std::uint64_t seed = alone ? 0 : draw_seed();
     run([&](int i) {
       std::optional<dispatch::ThreadGenerator> random;
-      if (!alone) random.emplace(fingerprint_of(seed, i));
+      if (!alone) {
+        const std::uint64_t own = fingerprint_of(seed, i);
+        random.emplace(own);
+        const c10::Device device = devices()[static_cast<std::size_t>(i)].device;
+        if (!device.is_cpu()) dispatch::seed_default_generator(device, own);
+      }
       {
         std::optional<parallel::WaitTime::Scope> waiting;
         if (i == 0) waiting.emplace(*waits_);
@@ -383,10 +389,6 @@ std::string core_list(std::vector<int> cores) {
   return text;
 }
 
-int visible_cuda_devices() {
-  return torch::cuda::is_available() ? static_cast<int>(torch::cuda::device_count()) : 0;
-}
-
 }  // namespace
 
 std::vector<ComputeDevice> cpu_devices(int count) {
@@ -404,19 +406,22 @@ std::vector<ComputeDevice> cpu_devices(int count) {
   return devices;
 }
 
-std::vector<ComputeDevice> cuda_devices(int count) {
-  const int visible = visible_cuda_devices();
+std::vector<ComputeDevice> accelerator_devices(int count) {
+  const int visible = accelerator_count();
   check(count >= 1 && count <= visible,
-        "cuda_devices: expected a number from 1 to {}, the CUDA devices of this process, found {}",
-        visible, count);
+        "accelerator_devices: expected at least 1, and at most the {} that this process sees, "
+        "found {}",
+        counted(visible, "device"), count);
+  const c10::DeviceType type = accelerator().value();
   std::vector<ComputeDevice> devices;
   for (int i = 0; i < count; ++i)
-    devices.push_back({.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(i))});
+    devices.push_back({.device = c10::Device(type, static_cast<c10::DeviceIndex>(i))});
   return devices;
 }
 
 std::vector<ComputeDevice> default_devices(int count) {
-  return count >= 1 && count <= visible_cuda_devices() ? cuda_devices(count) : cpu_devices(count);
+  return count >= 1 && count <= accelerator_count() ? accelerator_devices(count)
+                                                    : cpu_devices(count);
 }
 
 std::string describe(const ComputeDevice& device, int number) {

@@ -33,7 +33,7 @@ TEST(Devices, BadListsAreRefusedInOneLine) {
                   "core " + std::to_string(core) + " is given twice, for devices 0 and 1");
   expect_contains(refusal_of({{.cores = {99999}}}), "core 99999, which this process may not use");
   expect_contains(message_of<InvalidArgument>([] { (void)cpu_devices(0); }), "found 0");
-  expect_contains(message_of<InvalidArgument>([] { (void)cuda_devices(99); }), "found 99");
+  expect_contains(message_of<InvalidArgument>([] { (void)accelerator_devices(99); }), "found 99");
 }
 
 TEST(Devices, CoresAreDividedAndThreadsStayOnTheirs) {

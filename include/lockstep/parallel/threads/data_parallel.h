@@ -3,7 +3,7 @@
 // the whole batch.
 //
 //   Net model;
-//   lockstep::DataParallel dp(model, lockstep::cpu_devices(2));   // or cuda_devices(4), ...
+//   lockstep::DataParallel dp(model, lockstep::cpu_devices(2));   // or accelerator_devices(4), ...
 //   torch::optim::SGD sgd(dp.parameters(), 0.01);     // the handle's: those of the first device
 //   ...
 //   dp.zero_grad();
@@ -26,9 +26,9 @@
 // which has no effect here.
 //
 // Random numbers: with several devices, each call draws one number from LibTorch's default CPU
-// generator, and operations on CPU device i draw from a generator seeded by that number and i: a
-// run that seeds the default generator is reproducible. A single device draws from the default
-// generator itself.
+// generator, and operations on device i draw from a generator seeded by that number and i: a run
+// that seeds the default generator is reproducible. On an accelerator, this is the default generator
+// of the device. A single device draws from the default generator as it is.
 //
 // Errors: InvalidArgument before anything is computed; DeviceFailed for exceptions in a device's
 // thread, including the user's own. After an error, gradients are those from before the call, and
@@ -64,7 +64,7 @@ namespace lockstep {
 // The devices that one process computes on with DataParallel.
 //
 //   lockstep::DataParallel dp(model, lockstep::cpu_devices(2));     // two groups of cores
-//   lockstep::DataParallel dp(model, lockstep::cuda_devices(4));    // cuda:0 to cuda:3
+//   lockstep::DataParallel dp(model, lockstep::accelerator_devices(4));    // cuda:0 to cuda:3
 //
 // A CPU device is a group of threads: one that computes, and those that LibTorch uses within an
 // operation, all on separate cores. LibTorch has one CPU and does not number it, so CPU devices are
@@ -83,10 +83,11 @@ struct ComputeDevice {
 // cores, each group gets one unpinned thread. Throws InvalidArgument for a count below 1.
 [[nodiscard]] std::vector<ComputeDevice> cpu_devices(int count);
 
-// Returns cuda:0, cuda:1, ... Throws InvalidArgument if this process sees fewer.
-[[nodiscard]] std::vector<ComputeDevice> cuda_devices(int count);
+// Returns the first devices of this process's accelerator: cuda:0, cuda:1, ... Throws
+// InvalidArgument if it sees fewer.
+[[nodiscard]] std::vector<ComputeDevice> accelerator_devices(int count);
 
-// The meaning of `--devices N`: cuda_devices() if there are as many, else cpu_devices().
+// Returns accelerator_devices() if there are as many, else cpu_devices().
 [[nodiscard]] std::vector<ComputeDevice> default_devices(int count);
 
 // Returns the name of device number `number` for messages: "device 1 (cpu, cores 2-3)", "device 0
