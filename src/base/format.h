@@ -9,6 +9,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <initializer_list>
 #include <span>
@@ -89,6 +90,12 @@ template <typename... Arguments>
                                     const Arguments&... arguments) {
   std::initializer_list<FormatArgument> list{FormatArgument(arguments)...};
   return formatted_from(pattern.text(), {list.begin(), list.size()});
+}
+
+// Returns "1 rank" or "3 ranks"; with "batch" and "es", returns "2 batches".
+[[nodiscard]] inline std::string counted(std::int64_t count, std::string_view noun,
+                                         std::string_view plural_end = "s") {
+  return formatted("{} {}{}", count, noun, count == 1 ? "" : plural_end);
 }
 
 // Writes formatted text to a C stream.

@@ -1,7 +1,6 @@
 #include "elastic/round_loop.h"
 
 #include "base/check.h"
-#include "base/counted.h"
 #include "base/environment.h"
 #include "base/log.h"
 #include "base/scope_exit.h"

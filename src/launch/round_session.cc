@@ -1,6 +1,5 @@
 #include "launch/round_session.h"
 
-#include "base/counted.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "launch/signals.h"

@@ -1,7 +1,6 @@
 #include <lockstep/parallel/parallelize.h>
 
 #include "base/check.h"
-#include "base/counted.h"
 #include "global/mesh_context.h"
 #include "module/checks.h"
 #include "parallel/parallel_composition.h"

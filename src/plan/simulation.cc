@@ -1,7 +1,6 @@
 #include <lockstep/plan/simulation.h>
 
 #include "base/check.h"
-#include "base/counted.h"
 #include "base/format.h"
 #include "plan/walk.h"
 

@@ -1,7 +1,6 @@
 // Saving a run, handling write errors, and resuming a run from a checkpoint or an earlier round:
 // checks and messages.
 #include "base/check.h"
-#include "base/counted.h"
 #include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"

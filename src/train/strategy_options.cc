@@ -2,7 +2,6 @@
 #include "train/strategies.h"
 
 #include "base/check.h"
-#include "base/counted.h"
 #include "base/escaped.h"
 #include "base/text.h"
 #include "sys/topology.h"

@@ -3,7 +3,6 @@
 #include <lockstep/train/epoch_batches.h>
 
 #include "base/check.h"
-#include "base/counted.h"
 #include "base/fingerprint.h"
 #include "checkpoint/checksum.h"
 

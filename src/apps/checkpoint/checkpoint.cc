@@ -3,7 +3,6 @@
 // number of files or in the format of another program.
 #include "apps/checkpoint/source.h"
 #include "base/check.h"
-#include "base/counted.h"
 #include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"

@@ -1,7 +1,6 @@
 // lockstep-generate: generates text with a gpt of `lockstep train` and prints it while it is
 // generated; or generates tokens with a model in a folder of the model hubs.
 #include "base/check.h"
-#include "base/counted.h"
 #include "base/escaped.h"
 #include "base/text.h"
 #include "comm/init/choice.h"

@@ -1,5 +1,4 @@
 // lockstep-plan: `lockstep plan pipeline` shows what a pipeline schedule will do before it runs.
-#include "base/counted.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "sys/files.h"

@@ -1,7 +1,6 @@
 #include "apps/report/flight_file.h"
 
 #include "base/check.h"
-#include "base/counted.h"
 #include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"

@@ -1,7 +1,6 @@
 // lockstep-report: `lockstep report hang FILE...`.
 #include "apps/report/flight_file.h"
 #include "base/check.h"
-#include "base/counted.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "comm/call/record.h"

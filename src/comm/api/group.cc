@@ -1,6 +1,5 @@
 #include <lockstep/comm/group.h>
 
-#include "base/counted.h"
 #include "base/format.h"
 #include "comm/api/group_state.h"
 #include "comm/kernels/combine.h"

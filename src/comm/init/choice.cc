@@ -2,7 +2,6 @@
 
 #include <lockstep/base/error.h>
 
-#include "base/counted.h"
 #include "base/environment.h"
 #include "base/format.h"
 #include "comm/backend/accelerator.h"

@@ -2,7 +2,6 @@
 
 #include <lockstep/base/error.h>
 
-#include "base/counted.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "comm/rendezvous/meeting.h"

@@ -1,7 +1,6 @@
 #include <lockstep/parallel/tensor/plan.h>
 
 #include "base/check.h"
-#include "base/counted.h"
 #include "base/text.h"
 #include "module/tensors.h"
 #include "parallel/tensor/tensor_state.h"

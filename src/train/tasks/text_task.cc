@@ -1,7 +1,6 @@
 #include "train/tasks/text_task.h"
 
 #include "base/check.h"
-#include "base/counted.h"
 #include "base/escaped.h"
 #include "base/text.h"
 #include "data/bigram.h"
