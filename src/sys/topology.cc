@@ -52,25 +52,6 @@ std::int64_t meminfo_bytes(const std::string& meminfo, std::string_view name) {
   return 0;
 }
 
-// Parses sizes such as "48K", "2048K" and "36M".
-std::int64_t cache_bytes(std::string text) {
-  if (text.ends_with('K') || text.ends_with('M')) text += "iB";
-  return parse_bytes(text).value_or(0);
-}
-
-// Returns the number of elements of a list such as "0-3,8".
-int count_in_list(const std::string& list) {
-  std::istringstream stream(list);
-  int count = 0;
-  for (std::string range; std::getline(stream, range, ',');) {
-    auto dash = range.find('-');
-    auto first = parse_integer(range.substr(0, dash));
-    auto last = dash == std::string::npos ? first : parse_integer(range.substr(dash + 1));
-    if (first && last && *last >= *first) count += static_cast<int>(*last - *first + 1);
-  }
-  return count;
-}
-
 std::string namespace_id(const char* name) {
   std::error_code error;
   fs::path link = fs::read_symlink(fs::path("/proc/self/ns") / name, error);
@@ -238,20 +219,15 @@ bool overcommits_memory(const fs::path& root) {
   return line_in(root / "proc/sys/vm/overcommit_memory") != "2";
 }
 
-CacheSizes cache_sizes(const fs::path& root) {
-  CacheSizes sizes;
+std::int64_t level_3_cache_bytes(const fs::path& root) {
   for (int index = 0; index < 8; ++index) {
     fs::path cache = root / "sys/devices/system/cpu/cpu0/cache" / ("index" + std::to_string(index));
-    std::string level = line_in(cache / "level");
-    if (line_in(cache / "type") == "Instruction") continue;
-    std::int64_t bytes = cache_bytes(line_in(cache / "size"));
-    if (level == "1") sizes.level_1 = bytes;
-    if (level == "2") sizes.level_2 = bytes;
-    if (level != "3") continue;
-    sizes.level_3 = bytes;
-    sizes.level_3_cores = count_in_list(line_in(cache / "shared_cpu_list"));
+    if (line_in(cache / "level") != "3") continue;
+    std::string size = line_in(cache / "size");  // such as "2048K" and "36M"
+    if (size.ends_with('K') || size.ends_with('M')) size += "iB";
+    return parse_bytes(size).value_or(0);
   }
-  return sizes;
+  return 0;
 }
 
 std::string host_name() {

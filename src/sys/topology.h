@@ -24,14 +24,8 @@ struct MemorySize {
 // 0 or 1), as most systems do.
 [[nodiscard]] bool overcommits_memory(const std::filesystem::path& root = "/");
 
-// Sizes of one core's data caches in bytes; 0 if the system does not report them.
-struct CacheSizes {
-  std::int64_t level_1 = 0;
-  std::int64_t level_2 = 0;
-  std::int64_t level_3 = 0;  // shared by `level_3_cores`
-  int level_3_cores = 0;
-};
-[[nodiscard]] CacheSizes cache_sizes(const std::filesystem::path& root = "/");
+// Returns the bytes of the level 3 cache; 0 if the system does not report it.
+[[nodiscard]] std::int64_t level_3_cache_bytes(const std::filesystem::path& root = "/");
 
 // Equal in two processes if and only if they can communicate as on one host: same boot of the same
 // kernel, same host name, same network and ipc namespaces. (Two containers on one machine cannot

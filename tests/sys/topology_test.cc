@@ -69,25 +69,19 @@ TEST(Topology, MemoryIsCutByTheControlGroup) {
 
 TEST(Topology, CachesAreReadAndMayBeUnknown) {
   test::TemporaryFolder root;
-  EXPECT_EQ(cache_sizes(root.path()).level_1, 0);
-  auto cache = [&](int index, const char* level, const char* type, const char* size,
-                   const char* cores) {
+  EXPECT_EQ(level_3_cache_bytes(root.path()), 0);
+  auto cache = [&](int index, const char* level, const char* type, const char* size) {
     auto folder =
         root.path() / "sys/devices/system/cpu/cpu0/cache" / ("index" + std::to_string(index));
     write(folder / "level", std::string(level) + "\n");
     write(folder / "type", std::string(type) + "\n");
     write(folder / "size", std::string(size) + "\n");
-    write(folder / "shared_cpu_list", std::string(cores) + "\n");
   };
-  cache(0, "1", "Data", "48K", "0");
-  cache(1, "1", "Instruction", "32K", "0");
-  cache(2, "2", "Unified", "2048K", "0");
-  cache(3, "3", "Unified", "36M", "0-3,8");
-  CacheSizes sizes = cache_sizes(root.path());
-  EXPECT_EQ(sizes.level_1, 48 << 10);
-  EXPECT_EQ(sizes.level_2, 2 << 20);
-  EXPECT_EQ(sizes.level_3, 36 << 20);
-  EXPECT_EQ(sizes.level_3_cores, 5);
+  cache(0, "1", "Data", "48K");
+  cache(1, "1", "Instruction", "32K");
+  cache(2, "2", "Unified", "2048K");
+  cache(3, "3", "Unified", "36M");
+  EXPECT_EQ(level_3_cache_bytes(root.path()), 36 << 20);
 }
 
 TEST(Topology, ProcessesOfOneHostAgreeAndNamespacesDiffer) {

@@ -114,7 +114,7 @@ Cutting cutting_for(DType dtype) {
 // Returns the size above which data does not fit into the last-level cache, so that non-temporal
 // stores are faster, except in place: those cache lines have just been loaded.
 std::int64_t streaming_bytes() {
-  static const std::int64_t bytes = std::max<std::int64_t>(sys::cache_sizes().level_3, 8 << 20);
+  static const std::int64_t bytes = std::max<std::int64_t>(sys::level_3_cache_bytes(), 8 << 20);
   return bytes;
 }
 
