@@ -3,7 +3,6 @@
 #include <lockstep/base/error.h>
 
 #include "base/format.h"
-#include "base/mutex.h"
 #include "base/text.h"
 #include "comm/backends/c10d/store_adapter.h"
 #include "comm/rendezvous/meeting.h"
@@ -17,9 +16,9 @@
 
 #include <array>
 #include <chrono>
-#include <condition_variable>
 #include <exception>
 #include <functional>
+#include <future>
 #include <limits>
 #include <memory>
 #include <string>
@@ -64,67 +63,34 @@ class MarkedGloo final : public c10d::ProcessGroupGloo {
   }
 };
 
+using Made = c10::intrusive_ptr<MarkedGloo>;
+
 // Gloo's connecting cannot be interrupted. If a rank is lost after publishing its address but
 // before connecting, the other ranks would block until their deadline. So Gloo connects in a
 // separate thread while this thread polls the store, which throws when the ranks no longer have a
 // reason to meet (a round of an elastic run has ended). The connecting thread is then abandoned: it
-// owns everything that it uses, and ends at Gloo's deadline.
-class Connecting {
- public:
-  using Made = c10::intrusive_ptr<MarkedGloo>;
-
-  static Made connected(Store& store, const std::string& never, std::function<Made()> connect) {
-    auto own = std::make_shared<Connecting>();
-    sys::Thread thread("gloo connects", [own, connect = std::move(connect)] {
-      Made made;
-      std::exception_ptr error;
+// owns everything that it uses, and ends at Gloo's deadline. `never` is a key that is never set.
+Made connect_in_thread(Store& store, const std::string& never, std::function<Made()> connect) {
+  constexpr milliseconds between_questions{100};
+  auto task = std::make_shared<std::packaged_task<Made()>>(std::move(connect));
+  auto made = task->get_future();
+  sys::Thread thread("gloo connects", [task] { (*task)(); });
+  const std::array keys{never};
+  try {
+    while (made.wait_for(between_questions) != std::future_status::ready) {
       try {
-        made = connect();
-      } catch (...) {
-        error = std::current_exception();
+        store.wait(keys, Deadline::after(milliseconds(1)));
+      } catch (const Timeout&) {
+        // Expected: the ranks may still meet.
       }
-      const Lock lock(own->mutex_);
-      own->is_done_ = true;
-      own->made_ = std::move(made);
-      own->error_ = error;
-      own->changed_.notify_all();
-    });
-    try {
-      while (!own->wait()) ask(store, never);
-    } catch (...) {
-      thread.detach();
-      throw;
     }
-    thread.join();
-    const Lock lock(own->mutex_);
-    if (own->error_) std::rethrow_exception(own->error_);
-    return std::move(own->made_);
+  } catch (...) {
+    thread.detach();
+    throw;
   }
-
- private:
-  // Waits briefly for `never`, a key that is never set. Throws if the store has ended the round.
-  static void ask(Store& store, const std::string& never) {
-    const std::array keys{never};
-    try {
-      store.wait(keys, Deadline::after(milliseconds(1)));
-    } catch (const Timeout&) {
-      // Expected: the ranks may still meet.
-    }
-  }
-  bool wait() {
-    constexpr milliseconds between_questions{100};
-    Lock lock(mutex_);
-    changed_.wait_for(lock.native(), between_questions,
-                      [&]() LOCKSTEP_REQUIRES(mutex_) { return is_done_; });
-    return is_done_;
-  }
-
-  Mutex mutex_;
-  std::condition_variable changed_;
-  bool is_done_ LOCKSTEP_GUARDED_BY(mutex_) = false;
-  Made made_ LOCKSTEP_GUARDED_BY(mutex_);
-  std::exception_ptr error_ LOCKSTEP_GUARDED_BY(mutex_);
-};
+  thread.join();
+  return made.get();
+}
 
 milliseconds in_milliseconds(Duration duration) {
   return std::min(std::chrono::ceil<milliseconds>(duration), practically_never);
@@ -140,7 +106,7 @@ class GlooConnection final : public C10dConnection {
     options->threads = 1;  // operations take effect in the order of their posts
     const auto prefix = formatted("lockstep/gloo/{}/", name);
     try {
-      group_ = Connecting::connected(
+      group_ = connect_in_thread(
           *store_, prefix + "never", [store = store_, prefix, rank, size, options, join_timeout] {
             return c10::make_intrusive<MarkedGloo>(as_c10d_store(store, prefix, join_timeout), rank,
                                                    size, options);
