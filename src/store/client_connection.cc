@@ -39,10 +39,6 @@ TcpStore::Connection::Connection(const TcpStoreOptions& options)
 
 TcpStore::Connection::~Connection() { ::shutdown(socket_.get(), SHUT_RDWR); }
 
-Duration TcpStore::Connection::call_timeout() const {
-  return std::max(options_.call_timeout, options_.reconnect);
-}
-
 std::string TcpStore::Connection::own_address() const {
   const Lock lock(mutex_);
   return sys::SocketAddress::local(socket_.get()).host();
@@ -59,11 +55,16 @@ store::Message TcpStore::Connection::call(store::Message request, Deadline deadl
   return reply;
 }
 
+store::Message TcpStore::Connection::call(store::Message request) {
+  return call(std::move(request),
+              Deadline::after(std::max(options_.call_timeout, options_.reconnect)));
+}
+
 void TcpStore::Connection::call_on_each_connection(store::Message request) {
   const std::string key = request.parts.at(0);
   std::optional<std::string> before = keep(key, store::encode(request));
   try {
-    call(std::move(request), Deadline::after(call_timeout()));
+    call(std::move(request));
   } catch (...) {
     (void)keep(key, std::move(before));
     throw;

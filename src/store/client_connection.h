@@ -90,6 +90,8 @@ class TcpStore::Connection {
   // deadline, or if the server reports that keys are missing, and BadInput if the server refuses
   // the request.
   store::Message call(store::Message request, Deadline deadline);
+  // Same for a request that does not block on the server: the deadline is that of the options.
+  store::Message call(store::Message request);
   // Like call(), for a request that every later connection also begins with, even a connection that
   // is made before the reply arrives. If the request fails, restores the previous request for the
   // same key.
@@ -98,8 +100,6 @@ class TcpStore::Connection {
   // Makes every call throw from now on, including calls that wait.
   void lose(const std::string& reason) noexcept;
 
-  // Returns the timeout of calls that do not block on the server.
-  [[nodiscard]] Duration call_timeout() const;
   [[nodiscard]] std::string own_address() const;
   [[nodiscard]] std::int64_t made() const { return made_; }
   // Returns true in a forked child, which has a copy of this object.

@@ -35,14 +35,12 @@ TcpStore::~TcpStore() {
 void TcpStore::set(std::string_view key, std::string_view value) {
   store::check_key(key);
   store::check_value(key, value);
-  connection_->call({.code = Code::set, .parts = {std::string(key), std::string(value)}},
-                    Deadline::after(connection_->call_timeout()));
+  connection_->call({.code = Code::set, .parts = {std::string(key), std::string(value)}});
 }
 
 std::optional<std::string> TcpStore::try_get(std::string_view key) {
   store::check_key(key);
-  auto reply = connection_->call({.code = Code::try_get, .parts = {std::string(key)}},
-                                 Deadline::after(connection_->call_timeout()));
+  auto reply = connection_->call({.code = Code::try_get, .parts = {std::string(key)}});
   return reply.parts.empty() ? std::nullopt : std::optional(take_part(std::move(reply)));
 }
 
@@ -62,9 +60,7 @@ void TcpStore::wait(std::span<const std::string> keys, Deadline deadline) {
 
 std::int64_t TcpStore::add(std::string_view key, std::int64_t delta) {
   store::check_key(key);
-  return connection_
-      ->call({.code = Code::add, .number = delta, .parts = {std::string(key)}},
-             Deadline::after(connection_->call_timeout()))
+  return connection_->call({.code = Code::add, .number = delta, .parts = {std::string(key)}})
       .number;
 }
 
@@ -73,25 +69,18 @@ std::string TcpStore::compare_set(std::string_view key, std::string_view expecte
   store::check_key(key);
   store::check_value(key, expected);
   store::check_value(key, desired);
-  return take_part(
-      connection_->call({.code = Code::compare_set,
-                         .parts = {std::string(key), std::string(expected), std::string(desired)}},
-                        Deadline::after(connection_->call_timeout())));
+  return take_part(connection_->call(
+      {.code = Code::compare_set,
+       .parts = {std::string(key), std::string(expected), std::string(desired)}}));
 }
 
 bool TcpStore::erase(std::string_view key) {
   store::check_key(key);
-  return connection_
-             ->call({.code = Code::erase, .parts = {std::string(key)}},
-                    Deadline::after(connection_->call_timeout()))
-             .number == 1;
+  return connection_->call({.code = Code::erase, .parts = {std::string(key)}}).number == 1;
 }
 
 std::vector<std::string> TcpStore::keys(std::string_view prefix) {
-  return connection_
-      ->call({.code = Code::keys, .parts = {std::string(prefix)}},
-             Deadline::after(connection_->call_timeout()))
-      .parts;
+  return connection_->call({.code = Code::keys, .parts = {std::string(prefix)}}).parts;
 }
 
 void TcpStore::set_on_disconnect(std::string_view key, std::string_view value) {
