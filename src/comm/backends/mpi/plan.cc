@@ -46,46 +46,39 @@ class Planner {
         whole_{Memory::input, 0, x_.elements * x_.element_bytes} {}
 
   MoveSchedule plan() {
-    switch (x_.collective) {
-      case Collective::barrier:
-        barrier();
-        break;
-      case Collective::all_reduce:
-        all_reduce();
-        break;
-      case Collective::reduce:
-        reduce();
-        break;
-      case Collective::broadcast:
-        broadcast();
-        break;
-      case Collective::all_gather:
-        all_gather();
-        break;
-      case Collective::reduce_scatter:
-        reduce_scatter();
-        break;
-      case Collective::all_to_all:
-        all_to_all();
-        break;
-      case Collective::gather:
-        gather();
-        break;
-      case Collective::scatter:
-        scatter();
-        break;
-      case Collective::send:
-        send();
-        break;
-      case Collective::recv:
-        receive();
-        break;
-    }
+    plan_rounds();
     if (x_.size > 1 && !is_message(x_.collective)) hear_of_previous();
     return std::move(plan_);
   }
 
  private:
+  void plan_rounds() {
+    switch (x_.collective) {
+      case Collective::barrier:
+        return barrier();
+      case Collective::all_reduce:
+        return all_reduce();
+      case Collective::reduce:
+        return reduce();
+      case Collective::broadcast:
+        return broadcast();
+      case Collective::all_gather:
+        return all_gather();
+      case Collective::reduce_scatter:
+        return reduce_scatter();
+      case Collective::all_to_all:
+        return all_to_all();
+      case Collective::gather:
+        return gather();
+      case Collective::scatter:
+        return scatter();
+      case Collective::send:
+        return send();
+      case Collective::recv:
+        return receive();
+    }
+  }
+
   // D. Hensgen, R. Finkel, U. Manber, Two algorithms for barrier synchronization, 1988: after k
   // rounds a rank knows that the 2^k - 1 ranks before it have arrived.
   void barrier() {
