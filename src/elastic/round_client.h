@@ -7,10 +7,11 @@
 //   lockstep-round/number            the newest round; set after the rest of it is in place
 //   lockstep-round/hot-spares        set by a program whose processes may wait as hot spares
 //   lockstep-round/R/workers         line per rank: RANK WORKER NODE LOCAL_RANK LOCAL_WORLD HOST
-//   lockstep-round/R/ended           why round R cannot go on; set by an agent
+//   lockstep-round/R/ended           why round R cannot go on; set as soon as an agent knows
 //   lockstep-round/R/survivors/WORKER set by a worker that joins the next round without a restart
 //   lockstep-round/R/waiting/WORKER  set by a worker that has left round R and waits for the next
-//   lockstep-round/R/final           set by a worker that ends: why another round cannot help
+//   lockstep-round/R/final           set by a worker that ends: why another round cannot help;
+//                                    its failure ends the run
 //   lockstep-round/marks/NAME        notes of the run for later rounds
 #pragma once
 

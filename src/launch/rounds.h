@@ -22,15 +22,7 @@
 //   result             the result of the run (node_messages.h)
 //   epoch, epoch/K     the number of changes; set with the K-th change
 //
-// and the keys that programs read and write, below lockstep-round/:
-//
-//   number             the newest round, set after all keys below
-//   reserve            set by a program that supports hot spares
-//   R/workers          workers_text() of the plan of round R
-//   R/ended            why round R cannot continue; set as soon as an agent knows
-//   R/survivors/WORKER set by a program that leaves the round itself and waits for the next one
-//   R/waiting/WORKER   set by a program that has left round R
-//   R/final            set by a program: why a restart cannot help; its failure ends the run
+// and the keys that programs read and write, below lockstep-round/ (elastic/round_client.h).
 #pragma once
 
 #include "base/mutex.h"
