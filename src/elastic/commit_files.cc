@@ -5,7 +5,6 @@
 #include "checkpoint/safetensors_header.h"
 #include "module/tensors.h"
 #include "parallel/state_dict.h"
-#include "sys/file_descriptor.h"
 #include "sys/mapped_file.h"
 
 #include <lockstep/comm/run_on_all_or_fail.h>

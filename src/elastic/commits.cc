@@ -25,7 +25,6 @@
 #include <cstring>
 #include <exception>
 #include <iterator>
-#include <span>
 #include <sstream>
 #include <system_error>
 #include <utility>

@@ -16,10 +16,7 @@
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/comm/run_on_all_or_fail.h>
 
-#include <map>
 #include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
 namespace lockstep {

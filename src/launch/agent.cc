@@ -24,10 +24,6 @@
 #include <cerrno>
 #include <csignal>
 
-#include <chrono>
-#include <memory>
-#include <optional>
-#include <string>
 #include <utility>
 
 namespace lockstep::launch {

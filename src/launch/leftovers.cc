@@ -23,8 +23,6 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <optional>
-#include <string>
 #include <string_view>
 
 namespace lockstep::launch {

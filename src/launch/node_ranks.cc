@@ -2,9 +2,7 @@
 
 #include "base/format.h"
 #include "base/text.h"
-#include "launch/node_messages.h"
 #include "launch/round_store.h"
-#include "launch/signals.h"
 #include "sys/process.h"
 #include "sys/socket_address.h"
 #include "sys/topology.h"
@@ -17,8 +15,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
-#include <limits>
 #include <utility>
 
 namespace lockstep::launch {

@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "base/escaped.h"
 #include "base/format.h"
-#include "base/text.h"
 #include "launch/environment.h"
 #include "sys/signals.h"
 
@@ -14,7 +13,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>

@@ -5,7 +5,6 @@
 #include "base/text.h"
 #include "launch/run_report.h"
 #include "rank_env/visible_gpus.h"
-#include "sys/file_descriptor.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/error.h>
@@ -15,15 +14,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <filesystem>
-#include <functional>
 #include <set>
 #include <sstream>
-#include <utility>
-#include <vector>
 
 namespace lockstep::launch {
 

@@ -4,9 +4,7 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "launch/environment.h"
-#include "sys/file_descriptor.h"
 #include "sys/random_bytes.h"
-#include "sys/socket_address.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/store/secret.h>
@@ -18,7 +16,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdint>
 #include <utility>
 
 namespace lockstep::launch {

@@ -2,7 +2,6 @@
 
 #include "base/format.h"
 #include "base/text.h"
-#include "launch/environment.h"
 #include "sys/bounded_json.h"
 #include "sys/plain_file.h"
 #include "sys/topology.h"
@@ -14,11 +13,9 @@
 #include <chrono>
 #include <cstring>
 #include <ctime>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <sstream>
-#include <string>
 #include <utility>
 
 namespace lockstep::launch {

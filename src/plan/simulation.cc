@@ -8,7 +8,6 @@
 #include <cmath>
 #include <limits>
 #include <string_view>
-#include <vector>
 
 namespace lockstep::plan {
 namespace {

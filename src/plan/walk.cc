@@ -1,7 +1,6 @@
 #include "plan/walk.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <tuple>
 #include <unordered_map>
 #include <utility>

@@ -1,7 +1,5 @@
 #include "rank_env/visible_gpus.h"
 
-#include <lockstep/base/error.h>
-
 #include "base/check.h"
 #include "base/text.h"
 

@@ -1,6 +1,7 @@
 #include <lockstep/store/open.h>
 
-#include "base/check.h"
+#include <lockstep/base/error.h>
+
 #include "base/text.h"
 #include "sys/socket_address.h"
 

@@ -12,7 +12,6 @@
 #include <sodium.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <system_error>
 
 #include <fcntl.h>

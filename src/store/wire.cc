@@ -3,7 +3,6 @@
 #include "base/check.h"
 
 #include <concepts>
-#include <utility>
 
 namespace lockstep::store {
 namespace {

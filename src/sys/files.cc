@@ -5,7 +5,6 @@
 #include <csignal>
 #include <cstdio>
 #include <utility>
-#include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>

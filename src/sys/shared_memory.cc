@@ -16,7 +16,6 @@
 
 #include <cerrno>
 #include <climits>
-#include <cstdint>
 #include <ctime>
 #include <limits>
 #include <utility>

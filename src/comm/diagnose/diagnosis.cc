@@ -10,9 +10,7 @@
 #include "sys/thread.h"
 
 #include <algorithm>
-#include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <type_traits>
 #include <utility>

@@ -1,7 +1,5 @@
 #include "comm/diagnose/flight_recorder.h"
 
-#include <lockstep/base/error.h>
-
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "base/log.h"

@@ -2,14 +2,11 @@
 // time.
 #include "comm/kernels/combine.h"
 
-#include <lockstep/base/error.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
-#include <string>
 #include <type_traits>
 
 #undef HWY_TARGET_INCLUDE

@@ -13,8 +13,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include <utility>
-
 namespace lockstep::c10d_backend {
 
 std::string C10dConnection::objection_to(const at::Tensor& tensor) { return not_on_host(tensor); }

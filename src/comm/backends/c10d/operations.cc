@@ -16,7 +16,6 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>
-#include <utility>
 
 namespace lockstep::c10d_backend {
 namespace {

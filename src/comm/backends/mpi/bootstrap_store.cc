@@ -19,7 +19,6 @@
 #include <sstream>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace lockstep::mpi {
 namespace {

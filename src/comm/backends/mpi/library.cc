@@ -4,8 +4,6 @@
 #include "base/environment.h"
 #include "base/format.h"
 
-#include <lockstep/base/error.h>
-
 #include <algorithm>
 #include <system_error>
 

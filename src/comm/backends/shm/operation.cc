@@ -1,6 +1,5 @@
 #include "comm/backends/shm/operation.h"
 
-#include "base/fingerprint.h"
 #include "base/format.h"
 #include "sys/topology.h"
 
