@@ -8,6 +8,7 @@
 #include "comm/backends/c10d/connection.h"
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,6 +22,10 @@ namespace lockstep::c10d_backend {
 // Returns a name for each GPU that this process sees, equal in all processes: NVIDIA's UUID. Empty
 // in a build without NCCL.
 [[nodiscard]] std::vector<std::string> gpu_names();
+
+// `gpus` names the GPU of each rank; an empty name means that it sees no GPU. Throws BadInput that
+// names a rank without a GPU, or two ranks that share one.
+void check_gpus(std::span<const std::string> gpus);
 
 // Gloo, if its headers were found at build time.
 

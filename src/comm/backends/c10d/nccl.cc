@@ -4,7 +4,6 @@
 
 #include "base/format.h"
 #include "base/text.h"
-#include "comm/backends/c10d/gpus.h"
 #include "comm/backends/c10d/store_adapter.h"
 #include "comm/rendezvous/grace_period.h"
 #include "comm/rendezvous/peer_registry.h"

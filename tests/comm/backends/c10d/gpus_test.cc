@@ -1,4 +1,4 @@
-#include "comm/backends/c10d/gpus.h"
+#include "comm/backends/c10d/make.h"
 
 #include <lockstep/base/error.h>
 
