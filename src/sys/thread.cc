@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -39,33 +40,19 @@ void Thread::detach() {
 }
 
 void run_without_signals(const std::function<void()>& action) {
-  std::exception_ptr problem;
-  Thread thread("lockstep", [&] {
-    try {
-      action();
-    } catch (...) {
-      problem = std::current_exception();
-    }
-  });
-  thread.join();
-  if (problem) std::rethrow_exception(problem);
+  std::packaged_task<void()> task(std::cref(action));
+  Thread("lockstep", [&] { task(); }).join();
+  task.get_future().get();
 }
 
 bool run_with_timeout(std::function<void()> action, Duration limit) {
-  struct Shared {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool over = false;
-  };
-  auto shared = std::make_shared<Shared>();
-  sys::Thread("with timeout", [shared, action = std::move(action)] {
+  auto over = std::make_shared<std::promise<void>>();
+  auto is_over = over->get_future();
+  Thread("with timeout", [over, action = std::move(action)] {
     action();
-    std::lock_guard lock(shared->mutex);
-    shared->over = true;
-    shared->changed.notify_all();
+    over->set_value();
   }).detach();
-  std::unique_lock lock(shared->mutex);
-  return shared->changed.wait_for(lock, limit, [&] { return shared->over; });
+  return is_over.wait_for(limit) == std::future_status::ready;
 }
 
 TaskQueue::TaskQueue() : thread_("task queue", [state = state_] { run(*state); }) {}

@@ -10,6 +10,7 @@
 #include "sys/thread.h"
 
 #include <algorithm>
+#include <future>
 #include <mutex>
 #include <thread>
 #include <type_traits>
@@ -30,30 +31,10 @@ constexpr auto report_wait = 3s;
 // SystemError if the thread cannot start; and Timeout if `action` has not ended within the limit.
 template <class Action>
 auto run_in_time(Action action, Duration limit) {
-  struct Shared {
-    std::mutex mutex;
-    std::optional<std::invoke_result_t<Action&>> result;
-    std::exception_ptr error;
-  };
-  auto shared = std::make_shared<Shared>();
-  const bool over = sys::run_with_timeout(
-      [shared, action = std::move(action)]() mutable {
-        std::exception_ptr error;
-        std::optional<std::invoke_result_t<Action&>> result;
-        try {
-          result = action();
-        } catch (...) {
-          error = std::current_exception();
-        }
-        const std::lock_guard lock(shared->mutex);
-        shared->result = std::move(result);
-        shared->error = std::move(error);
-      },
-      limit);
-  if (!over) throw Timeout("it does not answer");
-  const std::lock_guard lock(shared->mutex);
-  if (shared->error) std::rethrow_exception(shared->error);
-  return *std::move(shared->result);
+  using Task = std::packaged_task<std::invoke_result_t<Action&>()>;
+  auto task = std::make_shared<Task>(std::move(action));
+  if (!sys::run_with_timeout([task] { (*task)(); }, limit)) throw Timeout("it does not answer");
+  return task->get_future().get();
 }
 
 }  // namespace
