@@ -15,11 +15,11 @@
 
 namespace lockstep::c10d_backend {
 
-std::string C10dConnection::objection_to(const at::Tensor& tensor) { return not_on_host(tensor); }
-
-std::string not_on_device(const at::Tensor& tensor, at::Device device) {
-  if (tensor.is_cpu() || tensor.device() == device) return {};
-  return formatted("works on {}, the device of this rank; this tensor is on {}", device.str(),
+std::string C10dConnection::objection_to(const at::Tensor& tensor) {
+  const auto own = device();
+  if (!own) return not_on_host(tensor);
+  if (tensor.is_cpu() || tensor.device() == *own) return {};
+  return formatted("works on {}, the device of this rank; this tensor is on {}", own->str(),
                    tensor.device().str());
 }
 

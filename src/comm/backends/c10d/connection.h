@@ -30,10 +30,6 @@ struct CallRoute {
   int peer = -1;
 };
 
-// Implements BlockingCollectives::objection_to() for a backend that accepts host memory and memory
-// of its device.
-[[nodiscard]] std::string not_on_device(const at::Tensor& tensor, at::Device device);
-
 class C10dConnection {
  public:
   C10dConnection() = default;
@@ -47,7 +43,7 @@ class C10dConnection {
   // collectives. May block until the ranks involved have joined; close() ends the wait with an
   // error.
   [[nodiscard]] virtual CallRoute route_of(const PostedCall& call) = 0;
-  // As BlockingCollectives::objection_to().
+  // As BlockingCollectives::objection_to(). Accepts host memory and memory of device().
   [[nodiscard]] virtual std::string objection_to(const at::Tensor& tensor);
   // Returns the device that tensors must be on: other tensors are copied to it and back.
   // std::nullopt: the backend accepts tensors on any device.

@@ -35,7 +35,7 @@ class CustomConnection final : public C10dConnection {
   [[nodiscard]] std::string_view name() const override { return name_; }
   [[nodiscard]] CallRoute route_of(const PostedCall& call) override { return {*group_, call.root}; }
   [[nodiscard]] std::string objection_to(const at::Tensor& tensor) override {
-    return has_streams() ? not_on_device(tensor, *options_.device) : std::string();
+    return has_streams() ? C10dConnection::objection_to(tensor) : std::string();
   }
   // Tensors of a backend on streams must be on this rank's device.
   [[nodiscard]] std::optional<at::Device> device() override {

@@ -150,9 +150,6 @@ class NcclConnection final : public C10dConnection {
 
   [[nodiscard]] std::string_view name() const override { return "nccl"; }
   [[nodiscard]] CallRoute route_of(const PostedCall& call) override;
-  [[nodiscard]] std::string objection_to(const at::Tensor& tensor) override {
-    return not_on_device(tensor, family_->device());
-  }
   [[nodiscard]] std::optional<at::Device> device() override { return family_->device(); }
   [[nodiscard]] bool has_streams() const override { return true; }
   [[nodiscard]] bool is_connected(const PostedCall& call) override;
