@@ -59,19 +59,6 @@ bool lies_in_place(const PostedCall& call, const std::byte* input, const std::by
   return call.collective == Collective::scatter ? output == input + begin : input == output + begin;
 }
 
-MoveSchedule plan_of(const PostedCall& call, bool in_own_part, int rank, int size) {
-  return make_move_schedule(
-      {.collective = call.collective,
-       .root = call.root,
-       .rank = rank,
-       .size = size,
-       .element_bytes = call.dtype ? static_cast<std::int64_t>(lockstep::bytes_of(*call.dtype)) : 1,
-       .elements = call.elements,
-       .input_counts = call.input_counts,
-       .output_counts = call.output_counts,
-       .in_own_part = in_own_part});
-}
-
 // For more ranks than the kernels support.
 void sum_with_aten(const PostedCall& call, const std::vector<const std::byte*>& from, std::byte* to,
                    std::int64_t elements) {
@@ -92,7 +79,7 @@ class MpiOperation {
   // `rank` is this rank's number in a group of `size` ranks.
   MpiOperation(const PostedCall& call, int rank, int size)
       : call_(call), size_(size), input_(memory_of(call.input)), output_(memory_of(call.output)) {
-    plan_ = plan_of(call_, lies_in_place(call, input_, output_, rank, size), rank, size);
+    plan_ = make_move_schedule(call, rank, size, lies_in_place(call, input_, output_, rank, size));
     if (plan_.scratch_bytes > 0)
       scratch_ = std::make_unique_for_overwrite<std::byte[]>(plan_.scratch_bytes);
   }

@@ -1,6 +1,7 @@
 #include "comm/backends/mpi/plan.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 namespace lockstep::mpi {
@@ -40,20 +41,24 @@ class Parts {
 
 class Planner {
  public:
-  explicit Planner(const CollectiveSpec& exchange)
-      : x_(exchange),
-        chunks_(Parts::even_parts(x_.elements, x_.size, x_.element_bytes)),
-        whole_{Memory::input, 0, x_.elements * x_.element_bytes} {}
+  Planner(const CallRecord& call, int rank, int size, bool in_own_part)
+      : call_(call),
+        rank_(rank),
+        size_(size),
+        in_own_part_(in_own_part),
+        element_bytes_(call.dtype ? static_cast<std::int64_t>(bytes_of(*call.dtype)) : 1),
+        chunks_(Parts::even_parts(call_.elements, size_, element_bytes_)),
+        whole_{Memory::input, 0, call_.elements * element_bytes_} {}
 
   MoveSchedule plan() {
     plan_rounds();
-    if (x_.size > 1 && !is_message(x_.collective)) hear_of_previous();
+    if (size_ > 1 && !is_message(call_.collective)) hear_of_previous();
     return std::move(plan_);
   }
 
  private:
   void plan_rounds() {
-    switch (x_.collective) {
+    switch (call_.collective) {
       case Collective::barrier:
         return barrier();
       case Collective::all_reduce:
@@ -82,10 +87,10 @@ class Planner {
   // D. Hensgen, R. Finkel, U. Manber, Two algorithms for barrier synchronization, 1988: after k
   // rounds a rank knows that the 2^k - 1 ranks before it have arrived.
   void barrier() {
-    for (int distance = 1; distance < x_.size; distance *= 2) {
+    for (int distance = 1; distance < size_; distance *= 2) {
       auto& round = this->round();
-      round.sends.push_back({(x_.rank + distance) % x_.size, {}});
-      round.receives.push_back({(x_.rank + x_.size - distance) % x_.size, {}});
+      round.sends.push_back({(rank_ + distance) % size_, {}});
+      round.receives.push_back({(rank_ + size_ - distance) % size_, {}});
     }
   }
 
@@ -96,62 +101,62 @@ class Planner {
       return collect(first, whole_, {Memory::output, 0, whole_.bytes});
     }
     for (int peer : others()) add(first.sends, peer, chunks_.piece(Memory::input, peer));
-    collect(first, chunks_.piece(Memory::input, x_.rank), chunks_.piece(Memory::output, x_.rank));
+    collect(first, chunks_.piece(Memory::input, rank_), chunks_.piece(Memory::output, rank_));
     share(chunks_, Memory::output);
   }
 
   void reduce() {
-    bool is_root = x_.rank == x_.root;
+    bool is_root = rank_ == call_.root;
     auto& first = round();
     if (whole_.bytes <= whole_bytes) {
       if (is_root) return collect(first, whole_, {Memory::output, 0, whole_.bytes});
-      return add(first.sends, x_.root, whole_);
+      return add(first.sends, call_.root, whole_);
     }
     for (int peer : others()) add(first.sends, peer, chunks_.piece(Memory::input, peer));
-    auto mine = chunks_.piece(Memory::input, x_.rank);
-    auto sum = chunks_.piece(Memory::output, x_.rank);
+    auto mine = chunks_.piece(Memory::input, rank_);
+    auto sum = chunks_.piece(Memory::output, rank_);
     if (!is_root) {
       sum = {Memory::scratch, plan_.scratch_bytes, mine.bytes};
       plan_.scratch_bytes += mine.bytes;
     }
     collect(first, mine, sum);
     auto& second = round();
-    if (!is_root) return add(second.sends, x_.root, sum);
+    if (!is_root) return add(second.sends, call_.root, sum);
     for (int peer : others()) add(second.receives, peer, chunks_.piece(Memory::output, peer));
   }
 
   void broadcast() {
-    bool is_root = x_.rank == x_.root;
+    bool is_root = rank_ == call_.root;
     auto& first = round();
     Piece whole{Memory::output, 0, whole_.bytes};
-    if (whole.bytes <= whole_bytes || x_.size <= 2) {
-      if (!is_root) return add(first.receives, x_.root, whole);
+    if (whole.bytes <= whole_bytes || size_ <= 2) {
+      if (!is_root) return add(first.receives, call_.root, whole);
       for (int peer : others()) add(first.sends, peer, whole);
       return;
     }
     // The root sends each other rank a chunk, and each of these ranks passes its chunk on. The root
     // needs no chunk, so the tensor is cut into size - 1 chunks.
-    auto chunks = Parts::even_parts(x_.elements, x_.size - 1, x_.element_bytes);
-    auto place = [&](int rank) { return rank < x_.root ? rank : rank - 1; };
+    auto chunks = Parts::even_parts(call_.elements, size_ - 1, element_bytes_);
+    auto place = [&](int rank) { return rank < call_.root ? rank : rank - 1; };
     auto piece = [&](int rank) { return chunks.piece(Memory::output, place(rank)); };
     if (is_root) {
       for (int peer : others()) add(first.sends, peer, piece(peer));
       return;
     }
-    add(first.receives, x_.root, piece(x_.rank));
+    add(first.receives, call_.root, piece(rank_));
     auto& second = round();
     for (int peer : others()) {
-      if (peer == x_.root) continue;
-      add(second.sends, peer, piece(x_.rank));
+      if (peer == call_.root) continue;
+      add(second.sends, peer, piece(rank_));
       add(second.receives, peer, piece(peer));
     }
   }
 
   void all_gather() {
-    auto parts = Parts::of(x_.output_counts, x_.elements / x_.size, x_.size, x_.element_bytes);
+    auto parts = Parts::of(call_.output_counts, call_.elements / size_, size_, element_bytes_);
     auto& first = round();
-    Piece mine{Memory::input, 0, parts.bytes(x_.rank)};
-    if (!x_.in_own_part) first.copies.push_back({mine, parts.piece(Memory::output, x_.rank)});
+    Piece mine{Memory::input, 0, parts.bytes(rank_)};
+    if (!in_own_part_) first.copies.push_back({mine, parts.piece(Memory::output, rank_)});
     for (int peer : others()) {
       add(first.sends, peer, mine);
       add(first.receives, peer, parts.piece(Memory::output, peer));
@@ -159,18 +164,18 @@ class Planner {
   }
 
   void reduce_scatter() {
-    auto parts = Parts::of(x_.input_counts, x_.elements / x_.size, x_.size, x_.element_bytes);
+    auto parts = Parts::of(call_.input_counts, call_.elements / size_, size_, element_bytes_);
     auto& first = round();
     for (int peer : others()) add(first.sends, peer, parts.piece(Memory::input, peer));
-    collect(first, parts.piece(Memory::input, x_.rank), {Memory::output, 0, parts.bytes(x_.rank)});
+    collect(first, parts.piece(Memory::input, rank_), {Memory::output, 0, parts.bytes(rank_)});
   }
 
   void all_to_all() {
-    auto from = Parts::of(x_.input_counts, x_.elements / x_.size, x_.size, x_.element_bytes);
-    auto to = Parts::of(x_.output_counts, x_.elements / x_.size, x_.size, x_.element_bytes);
+    auto from = Parts::of(call_.input_counts, call_.elements / size_, size_, element_bytes_);
+    auto to = Parts::of(call_.output_counts, call_.elements / size_, size_, element_bytes_);
     auto& first = round();
-    first.copies.push_back({from.piece(Memory::input, x_.rank), to.piece(Memory::output, x_.rank)});
-    bool uneven = !x_.input_counts.empty();
+    first.copies.push_back({from.piece(Memory::input, rank_), to.piece(Memory::output, rank_)});
+    bool uneven = !call_.input_counts.empty();
     for (int peer : others()) {
       auto out = from.piece(Memory::input, peer);
       auto in = to.piece(Memory::output, peer);
@@ -181,40 +186,40 @@ class Planner {
   }
 
   void gather() {
-    auto parts = Parts::of({}, x_.elements, x_.size, x_.element_bytes);
-    Piece mine{Memory::input, 0, parts.bytes(x_.rank)};
+    auto parts = Parts::of({}, call_.elements, size_, element_bytes_);
+    Piece mine{Memory::input, 0, parts.bytes(rank_)};
     auto& first = round();
-    if (x_.rank != x_.root) return add(first.sends, x_.root, mine);
-    if (!x_.in_own_part) first.copies.push_back({mine, parts.piece(Memory::output, x_.rank)});
+    if (rank_ != call_.root) return add(first.sends, call_.root, mine);
+    if (!in_own_part_) first.copies.push_back({mine, parts.piece(Memory::output, rank_)});
     for (int peer : others()) add(first.receives, peer, parts.piece(Memory::output, peer));
   }
 
   void scatter() {
-    auto parts = Parts::of({}, x_.elements, x_.size, x_.element_bytes);
-    Piece mine{Memory::output, 0, parts.bytes(x_.rank)};
+    auto parts = Parts::of({}, call_.elements, size_, element_bytes_);
+    Piece mine{Memory::output, 0, parts.bytes(rank_)};
     auto& first = round();
-    if (x_.rank != x_.root) return add(first.receives, x_.root, mine);
-    if (!x_.in_own_part) first.copies.push_back({parts.piece(Memory::input, x_.rank), mine});
+    if (rank_ != call_.root) return add(first.receives, call_.root, mine);
+    if (!in_own_part_) first.copies.push_back({parts.piece(Memory::input, rank_), mine});
     for (int peer : others()) add(first.sends, peer, parts.piece(Memory::input, peer));
   }
 
   // A send is complete when the receiver has confirmed the message.
   void send() {
-    round().sends.push_back({x_.root, whole_});
-    round().receives.push_back({x_.root, {}});
+    round().sends.push_back({call_.root, whole_});
+    round().receives.push_back({call_.root, {}});
   }
 
   void receive() {
-    round().receives.push_back({x_.root, {Memory::output, 0, whole_.bytes}});
-    round().sends.push_back({x_.root, {}});
+    round().receives.push_back({call_.root, {Memory::output, 0, whole_.bytes}});
+    round().sends.push_back({call_.root, {}});
   }
 
   // Makes each rank receive a message from the previous rank, even an empty one, so that different
   // calls are detected whatever their own messages are. Otherwise two ranks that both broadcast as
   // root would both succeed.
   void hear_of_previous() {
-    const int next = (x_.rank + 1) % x_.size;
-    const int previous = (x_.rank + x_.size - 1) % x_.size;
+    const int next = (rank_ + 1) % size_;
+    const int previous = (rank_ + size_ - 1) % size_;
     bool tells = false;
     bool hears = false;
     for (const auto& round : plan_.rounds) {
@@ -230,7 +235,7 @@ class Planner {
   // rank first.
   [[nodiscard]] std::vector<int> others() const {
     std::vector<int> ranks;
-    for (int step = 1; step < x_.size; ++step) ranks.push_back((x_.rank + step) % x_.size);
+    for (int step = 1; step < size_; ++step) ranks.push_back((rank_ + step) % size_);
     return ranks;
   }
   // Adds no transfer for an empty piece: both ends know that it is empty.
@@ -241,8 +246,8 @@ class Planner {
   // `mine`.
   void collect(Round& round, Piece mine, Piece to) {
     Sum sum{.from = {}, .to = to};
-    for (int rank = 0; rank < x_.size; ++rank) {
-      if (rank == x_.rank) {
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank == rank_) {
         sum.from.push_back(mine);
         continue;
       }
@@ -258,12 +263,16 @@ class Planner {
   void share(const Parts& parts, Memory memory) {
     auto& round = this->round();
     for (int peer : others()) {
-      add(round.sends, peer, parts.piece(memory, x_.rank));
+      add(round.sends, peer, parts.piece(memory, rank_));
       add(round.receives, peer, parts.piece(memory, peer));
     }
   }
 
-  const CollectiveSpec& x_;
+  const CallRecord& call_;
+  const int rank_;
+  const int size_;
+  const bool in_own_part_;
+  const std::int64_t element_bytes_;
   Parts chunks_;
   Piece whole_;
   MoveSchedule plan_;
@@ -271,6 +280,8 @@ class Planner {
 
 }  // namespace
 
-MoveSchedule make_move_schedule(const CollectiveSpec& exchange) { return Planner(exchange).plan(); }
+MoveSchedule make_move_schedule(const CallRecord& call, int rank, int size, bool in_own_part) {
+  return Planner(call, rank, size, in_own_part).plan();
+}
 
 }  // namespace lockstep::mpi

@@ -12,11 +12,10 @@
 // differ are detected.
 #pragma once
 
-#include <lockstep/comm/call.h>
+#include "comm/call/record.h"
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <vector>
 
 namespace lockstep::mpi {
@@ -56,22 +55,11 @@ struct MoveSchedule {
   std::int64_t scratch_bytes = 0;
 };
 
-// The facts of a call that determine its plan. Counts are in elements; empty: equal parts.
-struct CollectiveSpec {
-  Collective collective = Collective::barrier;
-  int root = -1;  // of a rooted collective; the peer of a message
-  int rank = 0;
-  int size = 1;
-  std::int64_t element_bytes = 1;
-  std::int64_t elements = 0;  // of the tensor of equal size on all ranks (PostedCall::elements)
-  std::span<const std::int64_t> input_counts;
-  std::span<const std::int64_t> output_counts;
-  bool in_own_part = false;  // the smaller operand is its part of the larger one
-};
-
 // An all_reduce, reduce or broadcast of at most this many bytes takes one round.
 inline constexpr std::int64_t whole_bytes = 16 << 10;
 
-[[nodiscard]] MoveSchedule make_move_schedule(const CollectiveSpec& exchange);
+// `in_own_part`: the smaller operand is this rank's part of the larger one.
+[[nodiscard]] MoveSchedule make_move_schedule(const CallRecord& call, int rank, int size,
+                                              bool in_own_part);
 
 }  // namespace lockstep::mpi

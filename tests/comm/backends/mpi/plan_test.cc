@@ -18,7 +18,7 @@ using Bytes = std::vector<std::uint8_t>;
 using Counts = std::vector<std::int64_t>;
 
 struct Rank {
-  CollectiveSpec exchange;
+  CallRecord call;
   MoveSchedule plan;
   Bytes input;
   Bytes output;
@@ -54,8 +54,9 @@ class World {
 
   void run() {
     std::size_t rounds = 0;
-    for (auto& rank : ranks_) {
-      rank.plan = make_move_schedule(rank.exchange);
+    for (int number = 0; number < size(); ++number) {
+      auto& rank = ranks_[number];
+      rank.plan = make_move_schedule(rank.call, number, size(), /*in_own_part=*/false);
       rank.scratch.resize(rank.plan.scratch_bytes);
       rounds = std::max(rounds, rank.plan.rounds.size());
     }
@@ -130,8 +131,7 @@ TEST_P(Plans, AllReduce) {
   for (auto length : lengths) {
     World world(size());
     for (int rank = 0; rank < size(); ++rank) {
-      world.rank(rank).exchange = {
-          .collective = Collective::all_reduce, .rank = rank, .size = size(), .elements = length};
+      world.rank(rank).call = {.collective = Collective::all_reduce, .elements = length};
       world.rank(rank).input = values(rank, length);
       world.rank(rank).output.resize(length);
     }
@@ -148,11 +148,7 @@ TEST_P(Plans, ReduceAndBroadcastAtEveryRoot) {
         World world(size());
         for (int rank = 0; rank < size(); ++rank) {
           auto& mine = world.rank(rank);
-          mine.exchange = {.collective = collective,
-                           .root = root,
-                           .rank = rank,
-                           .size = size(),
-                           .elements = length};
+          mine.call = {.collective = collective, .root = root, .elements = length};
           mine.input = values(rank, length);
           if (collective == Collective::broadcast) mine.output = values(rank, length);
           if (rank == root) mine.output = values(rank, length);
@@ -176,18 +172,12 @@ TEST_P(Plans, AllGatherAndReduceScatterOfUnevenParts) {
   World gathering(size());
   World scattering(size());
   for (int rank = 0; rank < size(); ++rank) {
-    gathering.rank(rank).exchange = {.collective = Collective::all_gather,
-                                     .rank = rank,
-                                     .size = size(),
-                                     .elements = all,
-                                     .output_counts = counts};
+    gathering.rank(rank).call = {
+        .collective = Collective::all_gather, .elements = all, .output_counts = counts};
     gathering.rank(rank).input = values(rank, counts[rank]);
     gathering.rank(rank).output.resize(all);
-    scattering.rank(rank).exchange = {.collective = Collective::reduce_scatter,
-                                      .rank = rank,
-                                      .size = size(),
-                                      .elements = all,
-                                      .input_counts = counts};
+    scattering.rank(rank).call = {
+        .collective = Collective::reduce_scatter, .elements = all, .input_counts = counts};
     scattering.rank(rank).input = values(rank, all);
     scattering.rank(rank).output.resize(counts[rank]);
   }
@@ -216,12 +206,10 @@ TEST_P(Plans, AllToAllOfUnevenParts) {
     }
     auto sends = std::accumulate(in[rank].begin(), in[rank].end(), std::int64_t{0});
     auto gets = std::accumulate(out[rank].begin(), out[rank].end(), std::int64_t{0});
-    world.rank(rank).exchange = {.collective = Collective::all_to_all,
-                                 .rank = rank,
-                                 .size = size(),
-                                 .elements = sends,
-                                 .input_counts = in[rank],
-                                 .output_counts = out[rank]};
+    world.rank(rank).call = {.collective = Collective::all_to_all,
+                             .elements = sends,
+                             .input_counts = in[rank],
+                             .output_counts = out[rank]};
     world.rank(rank).input = values(rank, sends);
     world.rank(rank).output.resize(gets);
   }
@@ -244,15 +232,12 @@ TEST_P(Plans, GatherAndScatterAtEveryRoot) {
     World scattering(size());
     Bytes expected;
     for (int rank = 0; rank < size(); ++rank) {
-      gathering.rank(rank).exchange = {.collective = Collective::gather,
-                                       .root = root,
-                                       .rank = rank,
-                                       .size = size(),
-                                       .elements = part};
+      gathering.rank(rank).call = {
+          .collective = Collective::gather, .root = root, .elements = part};
       gathering.rank(rank).input = values(rank, part);
       if (rank == root) gathering.rank(rank).output.resize(part * size());
-      scattering.rank(rank).exchange = gathering.rank(rank).exchange;
-      scattering.rank(rank).exchange.collective = Collective::scatter;
+      scattering.rank(rank).call = gathering.rank(rank).call;
+      scattering.rank(rank).call.collective = Collective::scatter;
       if (rank == root) scattering.rank(rank).input = values(root, part * size());
       scattering.rank(rank).output.resize(part);
       auto mine = values(rank, part);
@@ -275,8 +260,7 @@ TEST_P(Plans, ABarrierHearsOfEveryRank) {
   std::vector<MoveSchedule> plans;
   for (int rank = 0; rank < size(); ++rank) {
     knows[rank][rank] = true;
-    plans.push_back(
-        make_move_schedule({.collective = Collective::barrier, .rank = rank, .size = size()}));
+    plans.push_back(make_move_schedule({.collective = Collective::barrier}, rank, size(), false));
   }
   for (std::size_t round = 0; round < plans[0].rounds.size(); ++round) {
     auto before = knows;
@@ -298,11 +282,8 @@ TEST_P(Plans, EachRankHearsFromTheOneBeforeIt) {
                           gather, scatter, barrier}) {
     for (std::int64_t elements : {0, size(), 100'000 * size()}) {
       for (int rank = 0; rank < size(); ++rank) {
-        const auto plan = make_move_schedule({.collective = collective,
-                                              .root = 0,
-                                              .rank = rank,
-                                              .size = size(),
-                                              .elements = elements});
+        const auto plan = make_move_schedule(
+            {.collective = collective, .root = 0, .elements = elements}, rank, size(), false);
         bool hears = false;
         for (const auto& round : plan.rounds) {
           for (const auto& receive : round.receives)
@@ -317,9 +298,8 @@ TEST_P(Plans, EachRankHearsFromTheOneBeforeIt) {
 TEST(MoveSchedule, AMessageIsAnswered) {
   for (std::int64_t bytes : {0, 5}) {
     World world(2);
-    world.rank(0).exchange = {.collective = Collective::send, .root = 1, .rank = 0, .size = 2};
-    world.rank(1).exchange = {.collective = Collective::recv, .root = 0, .rank = 1, .size = 2};
-    for (int rank : {0, 1}) world.rank(rank).exchange.elements = bytes;
+    world.rank(0).call = {.collective = Collective::send, .root = 1, .elements = bytes};
+    world.rank(1).call = {.collective = Collective::recv, .root = 0, .elements = bytes};
     world.rank(0).input = values(0, bytes);
     world.rank(1).output.resize(bytes);
     world.run();
