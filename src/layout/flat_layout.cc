@@ -52,19 +52,6 @@ void FlatLayout::place(const TensorSpec& tensor, std::int64_t alignment) {
 
 std::int64_t FlatLayout::bytes() const { return numel_ * dtype_.bytes; }
 
-std::vector<FlatSlice> FlatLayout::slices_in(Range range) const {
-  std::vector<FlatSlice> slices;
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const FlatEntry& entry = entries_[i];
-    Range part = intersect({entry.offset, entry.offset + entry.numel}, range);
-    if (entry.tied || part.empty()) continue;
-    slices.push_back({static_cast<int>(i),
-                      {part.begin - entry.offset, part.end - entry.offset},
-                      part.begin - range.begin});
-  }
-  return slices;
-}
-
 namespace {
 
 struct Found {

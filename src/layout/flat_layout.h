@@ -46,11 +46,11 @@ struct FlatEntry {
   bool tied = false;  // an earlier entry has the same place
 };
 
-// A piece of one tensor inside a range of the flat storage.
+// A piece of one tensor inside a rank's shard of the flat storage.
 struct FlatSlice {
   int entry = 0;
   Range of_tensor;          // elements of the tensor, row-major
-  std::int64_t offset = 0;  // where they begin, relative to the range's begin
+  std::int64_t offset = 0;  // where they begin, relative to the shard's begin
 };
 
 struct FlatOptions {
@@ -76,10 +76,6 @@ class FlatLayout {
   [[nodiscard]] std::int64_t used() const { return used_; }
   [[nodiscard]] std::int64_t bytes() const;
   [[nodiscard]] Dtype dtype() const { return dtype_; }
-
-  // Returns the pieces of tensors in `range`, sorted by offset: the data of a rank that owns
-  // `range`. Padding belongs to no piece, and a tied tensor occurs once.
-  [[nodiscard]] std::vector<FlatSlice> slices_in(Range range) const;
 
  private:
   void place(const TensorSpec& tensor, std::int64_t alignment);

@@ -22,6 +22,13 @@ std::vector<std::int64_t> offsets(const FlatLayout& layout) {
   return all;
 }
 
+// Returns the slices with elements.
+std::vector<FlatSlice> slices_of(const FlatLayout& layout, int world, int rank) {
+  std::vector<FlatSlice> slices = owned_slices(layout, world, rank);
+  std::erase_if(slices, [](const FlatSlice& slice) { return slice.of_tensor.empty(); });
+  return slices;
+}
+
 TEST(FlatLayout, PlacesTensorsOneAfterAnotherAligned) {
   std::vector<TensorSpec> tensors = {spec("a", {3, 4}), spec("b", {4}), spec("scalar", {}),
                                      spec("c", {5})};
@@ -57,7 +64,7 @@ TEST(FlatLayout, TiedTensorsShareOnePlace) {
   EXPECT_FALSE(layout.entry(0).tied);
   EXPECT_TRUE(layout.entry(2).tied);
   EXPECT_EQ(layout.used(), 20);
-  EXPECT_EQ(layout.slices_in({0, layout.numel()}).size(), 2U);
+  EXPECT_EQ(slices_of(layout, 1, 0).size(), 2U);
 }
 
 TEST(FlatLayout, TakesTensorsWithoutElementsAndNoTensorsAtAll) {
@@ -65,7 +72,7 @@ TEST(FlatLayout, TakesTensorsWithoutElementsAndNoTensorsAtAll) {
   FlatLayout layout(tensors, {.alignment = 4});
   EXPECT_EQ(offsets(layout), (std::vector<std::int64_t>{0, 0, 2}));
   EXPECT_EQ(layout.numel(), 2);
-  EXPECT_EQ(layout.slices_in({0, 2}).size(), 1U);
+  EXPECT_EQ(slices_of(layout, 1, 0).size(), 1U);
   EXPECT_EQ(FlatLayout({}, {.multiple = 5}).numel(), 0);
 }
 
@@ -78,7 +85,7 @@ TEST(FlatLayout, ShardsTogetherHoldEveryElementOnce) {
     for (const FlatEntry& entry : layout.entries()) seen.emplace_back(entry.numel, 0);
     for (int rank = 0; rank < world; ++rank) {
       Range range = shard_range(layout.numel(), world, rank);
-      for (const FlatSlice& slice : layout.slices_in(range)) {
+      for (const FlatSlice& slice : slices_of(layout, world, rank)) {
         EXPECT_EQ(range.begin + slice.offset,
                   layout.entry(slice.entry).offset + slice.of_tensor.begin);
         for (std::int64_t i = slice.of_tensor.begin; i < slice.of_tensor.end; ++i)
@@ -103,7 +110,7 @@ TEST(FlatLayout, LaysOutMoreThan32BitsCount) {
     std::vector<std::int64_t> found(tensors.size(), 0);  // elements of each tensor
     for (int rank = 0; rank < world; ++rank) {
       Range range = shard_range(layout.numel(), world, rank);
-      for (const FlatSlice& slice : layout.slices_in(range)) {
+      for (const FlatSlice& slice : slices_of(layout, world, rank)) {
         EXPECT_EQ(slice.of_tensor.begin, found[slice.entry]);
         found[slice.entry] = slice.of_tensor.end;
         EXPECT_EQ(range.begin + slice.offset,
