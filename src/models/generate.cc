@@ -1,40 +1,16 @@
 #include <lockstep/models/generate.h>
 
+#include "base/scope_exit.h"
+
 #include <lockstep/base/error.h>
 #include <lockstep/global/tensor.h>
 
 #include <algorithm>
 #include <limits>
-#include <utility>
 #include <vector>
 
 namespace lockstep::models {
 namespace {
-
-// Puts a model into evaluation mode for the object's lifetime. The destructor restores the mode of
-// each module, even if it differs from its parent's mode.
-class EvaluationMode {
- public:
-  explicit EvaluationMode(torch::nn::Module& model)
-      : model_(model), model_was_training_(model.is_training()) {
-    for (auto& module : model.modules(/*include_self=*/false))
-      was_training_.emplace_back(module, module->is_training());
-    model.eval();
-  }
-  EvaluationMode(const EvaluationMode&) = delete;
-  EvaluationMode& operator=(const EvaluationMode&) = delete;
-  // Restores modes from the outermost module to the innermost, because train() also sets the
-  // submodules.
-  ~EvaluationMode() {
-    model_.train(model_was_training_);
-    for (auto& [module, was_training] : was_training_) module->train(was_training);
-  }
-
- private:
-  torch::nn::Module& model_;
-  bool model_was_training_;
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> was_training_;  // submodules
-};
 
 // Sets all except the k largest logits of a row to -inf.
 at::Tensor only_largest(const at::Tensor& logits, std::int64_t k) {
@@ -71,7 +47,15 @@ at::Tensor generate_tokens(torch::nn::Module& model, at::Tensor ids, std::int64_
     throw InvalidArgument(c10::str("generate: expected temperature and top_k >= 0, found ",
                                    options.temperature, " and ", options.top_k));
   c10::NoGradGuard no_grad;
-  EvaluationMode evaluation(model);
+  // A module precedes its submodules in this list, and train() also changes these.
+  const auto submodules = model.modules(/*include_self=*/false);
+  std::vector<bool> were_training = {model.is_training()};
+  for (const auto& module : submodules) were_training.push_back(module->is_training());
+  model.eval();
+  ScopeExit modes_as_before([&] {
+    model.train(were_training[0]);
+    for (std::size_t i = 0; i < submodules.size(); ++i) submodules[i]->train(were_training[i + 1]);
+  });
   const c10::Device device = device_of(model);
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t seen = options.beyond_block ? ids.size(1) : std::min(ids.size(1), block);
