@@ -6,6 +6,8 @@
 #include "base/text.h"
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/tensor_files.h"
+#include "checkpoint/torch_values.h"
+#include "module/tensors.h"
 #include "sys/files.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
@@ -15,8 +17,6 @@
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/train/saved_model.h>
 
-#include <ATen/core/Dict.h>
-#include <ATen/core/jit_type.h>
 #include <torch/nn/module.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adamw.h>
@@ -35,30 +35,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Builds nested modules from names with dots.
-struct Named : torch::nn::Module {
-  void add(const std::string& name, const at::Tensor& tensor) {
-    const std::size_t point = name.find('.');
-    if (point != std::string::npos) {
-      const std::string child = name.substr(0, point);
-      std::shared_ptr<Named>& below = children[child];
-      if (below == nullptr) below = register_module(child, std::make_shared<Named>());
-      below->add(name.substr(point + 1), tensor);
-    } else if (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble ||
-               tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16) {
-      register_parameter(name, tensor);
-    } else {
-      register_buffer(name, tensor);
-    }
-  }
-  std::map<std::string, std::shared_ptr<Named>> children;
-};
-
-std::shared_ptr<Named> module_of(const checkpoint::TensorSources& tensors) {
-  auto module = std::make_shared<Named>();
+std::shared_ptr<torch::nn::Module> module_of(const checkpoint::TensorSources& tensors) {
+  auto module = std::make_shared<torch::nn::Module>();
   for (const auto& [name, tensor] : tensors) {
     try {
-      module->add(name, tensor.values().detach().contiguous().clone());
+      at::Tensor values = tensor.values().detach().contiguous().clone();
+      const at::ScalarType dtype = values.scalar_type();
+      if (dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
+          dtype == at::kBFloat16)
+        modules::add_parameter(*module, name, values.requires_grad_());
+      else
+        modules::add_buffer(*module, name, values);
     } catch (const c10::Error& error) {
       throw BadInput(
           formatted("tensor '{}': a module cannot have this name together with the other names: {}",
@@ -103,7 +90,7 @@ std::optional<std::int64_t> step_named(const fs::path& path) {
 // Throws BadInput for names that a module cannot have, or for the state of an unsupported
 // optimizer, and errors of checkpoint::save().
 void save_step(const fs::path& path, const Source& source) {
-  const std::shared_ptr<Named> module = module_of(source.model);
+  const std::shared_ptr<torch::nn::Module> module = module_of(source.model);
   checkpoint::NamedParameters named;
   std::vector<at::Tensor> parameters;
   for (const auto& item : module->named_parameters()) {
@@ -122,8 +109,7 @@ void save_step(const fs::path& path, const Source& source) {
                   "another one: {}",
                   problem.what()));
   }
-  const std::shared_ptr<torch::nn::Module> trained = module;
-  DistributedDataParallel handle(trained, Group());
+  DistributedDataParallel handle(module, Group());
   checkpoint::TrainingState training = source.training.value_or(checkpoint::TrainingState());
   training.step = step_named(path).value_or(0);
   fs::path run = path.parent_path();
@@ -132,9 +118,9 @@ void save_step(const fs::path& path, const Source& source) {
   checkpoint::save(run, handle, *optimizer, training, {.description = std::move(description)});
 }
 
-namespace fs = std::filesystem;
+using checkpoint::Dict;
+using checkpoint::empty_dict;
 using checkpoint::TensorSources;
-using Dict = c10::impl::GenericDict;
 
 enum class Target { safetensors, torch_file, step, folder };
 
@@ -145,10 +131,8 @@ Target target_of(const fs::path& to) {
   return step_named(to) ? Target::step : Target::folder;
 }
 
-Dict dict() { return Dict(c10::AnyType::get(), c10::AnyType::get()); }
-
 Dict as_dict(const TensorSources& tensors) {
-  Dict values = dict();
+  Dict values = empty_dict();
   for (const auto& [name, tensor] : tensors) values.insert(name, tensor.values());
   return values;
 }
@@ -157,17 +141,17 @@ Dict as_dict(const TensorSources& tensors) {
 // Python's numbers of the parameters are unknown here.
 Dict optimizer_dict(const TensorSources& state) {
   constexpr std::string_view prefix = "optimizer.";
-  Dict parameters = dict();
+  Dict parameters = empty_dict();
   for (const auto& [key, tensor] : state) {
     const std::size_t point = key.rfind('.');
     const std::string name = key.substr(prefix.size(), point - prefix.size());
-    if (!parameters.contains(name)) parameters.insert(name, dict());
+    if (!parameters.contains(name)) parameters.insert(name, empty_dict());
     const at::Tensor values = tensor.values();
     const std::string field = key.substr(point + 1);
     parameters.at(name).toGenericDict().insert(field,
                                                field == "step" ? values.to(at::kFloat) : values);
   }
-  Dict optimizer = dict();
+  Dict optimizer = empty_dict();
   optimizer.insert("state", parameters);
   return optimizer;
 }
@@ -175,7 +159,7 @@ Dict optimizer_dict(const TensorSources& state) {
 c10::IValue value_of(const Source& source) {
   if (source.value) return source.value();
   if (!source.training) return as_dict(source.model);
-  Dict all = dict();
+  Dict all = empty_dict();
   all.insert("model", as_dict(source.model));
   if (!source.optimizer.empty()) all.insert("optimizer", optimizer_dict(source.optimizer));
   all.insert("step", source.training->step);
