@@ -4,6 +4,7 @@
 #include "base/escaped.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <utility>
@@ -335,33 +336,10 @@ std::string_view Pickle::called(Ref ref) const {
 }
 
 std::string_view name_of(Kind kind) {
-  switch (kind) {
-    case Kind::none:
-      return "None";
-    case Kind::boolean:
-      return "a bool";
-    case Kind::integer:
-      return "an integer";
-    case Kind::real:
-      return "a number";
-    case Kind::text:
-      return "a string";
-    case Kind::bytes:
-      return "bytes";
-    case Kind::list:
-      return "a list";
-    case Kind::tuple:
-      return "a tuple";
-    case Kind::dict:
-      return "a dict";
-    case Kind::global:
-      return "a name";
-    case Kind::call:
-      return "an object";
-    case Kind::persistent:
-      return "a storage";
-  }
-  return "something else";
+  constexpr std::array names{"None",     "a bool", "an integer", "a number",
+                             "a string", "bytes",  "a list",     "a tuple",
+                             "a dict",   "a name", "an object",  "a storage"};
+  return names[static_cast<std::size_t>(kind)];
 }
 
 }  // namespace lockstep::checkpoint
