@@ -134,12 +134,6 @@ std::map<std::string, std::string> names_as_given(const std::vector<NumberedPara
 constexpr std::size_t most_leaves = 4 << 20;
 constexpr std::size_t most_nested = 100;
 
-std::string joined(const std::vector<std::string>& path, std::size_t from = 0) {
-  std::string text;
-  for (std::size_t i = from; i < path.size(); ++i) text += (i > from ? "." : "") + path[i];
-  return text;
-}
-
 std::string key_text(const c10::IValue& key) {
   return key.isInt() ? formatted("{}", key.toInt()) : key.toStringRef();
 }
@@ -260,7 +254,7 @@ void StateDicts::add(std::vector<std::string> path, const c10::IValue& value) {
 
 bool StateDicts::has_below(const std::string& place, bool tensors) const {
   return std::ranges::any_of(leaves_, [&](const Leaf& leaf) {
-    return joined(leaf.path).starts_with(place + ".") && (!tensors || leaf.tensor);
+    return listed(leaf.path, ".").starts_with(place + ".") && (!tensors || leaf.tensor);
   });
 }
 
@@ -311,7 +305,7 @@ checkpoint::TensorSources StateDicts::tensors_below(const std::string& place) co
   checkpoint::TensorSources tensors;
   const std::string prefix = place.empty() ? "" : place + ".";
   for (const Leaf& leaf : leaves_) {
-    const std::string name = joined(leaf.path);
+    const std::string name = listed(leaf.path, ".");
     if (!leaf.tensor || !name.starts_with(prefix)) continue;
     if (is_extra_state(leaf.path) && !name.ends_with("_extra_state")) continue;
     check_input(tensors.emplace(name.substr(prefix.size()), *leaf.tensor).second,
@@ -325,7 +319,7 @@ std::set<std::string> StateDicts::tied_below(const std::string& model) const {
   std::set<std::string> memories, tied;
   const std::string prefix = model.empty() ? "" : model + ".";
   for (const Leaf& leaf : leaves_)
-    if (const std::string name = joined(leaf.path);
+    if (const std::string name = listed(leaf.path, ".");
         !leaf.memory.empty() && name.starts_with(prefix) && !memories.insert(leaf.memory).second)
       tied.insert(name.substr(prefix.size()));
   return tied;
@@ -347,11 +341,11 @@ StateDicts::Numbered StateDicts::numbered(const std::string& optimizer) const {
     if (member != "params" && member != "param_names") continue;
     const c10::IValue value = leaf->value();
     check_input(value.isList(), "{}: '{}': expected a list, found {}", path_.string(),
-                escaped(joined(leaf->path)), value.tagKind());
+                escaped(listed(leaf->path, ".")), value.tagKind());
     for (const c10::IValue& item : value.toListRef()) {
       check_input(item.isInt() || item.isString(),
                   "{}: '{}': expected the numbers or names of parameters, found {}", path_.string(),
-                  escaped(joined(leaf->path)), item.tagKind());
+                  escaped(listed(leaf->path, ".")), item.tagKind());
       if (member == "params")
         found.parameters.push_back({key_text(item), static_cast<std::size_t>(group), {}});
       else
@@ -383,12 +377,12 @@ void StateDicts::add_sizes(const std::string& optimizer,
 
 std::vector<NamedSizes> StateDicts::parameters_of(const std::string& model) const {
   std::set<std::string> names;
-  for (const Leaf& leaf : leaves_) names.insert(joined(leaf.path));
+  for (const Leaf& leaf : leaves_) names.insert(listed(leaf.path, "."));
   std::vector<NamedSizes> found;
   const std::set<std::string> tied = tied_below(model);
   const std::string prefix = model.empty() ? "" : model + ".";
   for (const Leaf& leaf : leaves_) {
-    const std::string name = joined(leaf.path);
+    const std::string name = listed(leaf.path, ".");
     if (!leaf.tensor || !name.starts_with(prefix) || is_extra_state(leaf.path) ||
         !(at::isFloatingType(leaf.tensor->dtype) || at::isComplexType(leaf.tensor->dtype)) ||
         is_statistic(name, names) || tied.contains(name.substr(prefix.size())))
@@ -424,13 +418,13 @@ checkpoint::TensorSource StateDicts::field_of(const Leaf& leaf, const std::strin
     const c10::IValue value = leaf.value();
     check_input(field == "step" && (value.isInt() || value.isDouble()),
                 "{}: expected a tensor for '{}', found a value of type {}", path_.string(),
-                escaped(joined(leaf.path)), value.tagKind());
+                escaped(listed(leaf.path, ".")), value.tagKind());
     tensor = checkpoint::TensorSource{
         at::kDouble, {}, [value] { return at::scalar_tensor(value.toScalar(), at::kDouble); }};
   }
   check_input(field != "step" || tensor->bytes() == c10::elementSize(tensor->dtype),
               "{}: expected one number for '{}', found a tensor of sizes [{}]", path_.string(),
-              escaped(joined(leaf.path)), listed(tensor->sizes, ", "));
+              escaped(listed(leaf.path, ".")), listed(tensor->sizes, ", "));
   return field == "step" ? step_source(*tensor) : *tensor;
 }
 
@@ -452,7 +446,7 @@ checkpoint::TensorSources StateDicts::optimizer_state(const std::string& key,
     const auto rest = below(leaf.path, place);
     if (!rest || rest->size() < 3 || rest->front() != "state") continue;
     const std::string& field = rest->back();
-    const std::string parameter = joined({rest->begin() + 1, rest->end() - 1});
+    const std::string parameter = listed(std::span(*rest).subspan(1, rest->size() - 2), ".");
     const auto found = names.find(parameter);
     check_input(found != names.end() || (names.empty() && !is_number(parameter)),
                 "{}: the optimizer has a state for '{}', which is not one of its parameters",
