@@ -169,8 +169,7 @@ int info_command(const std::vector<std::string>& words) {
                            "What this build has and what this machine offers.");
     bool json = false;
     options.add({"json", "", "print it as one JSON object"}, flag_into(json));
-    const auto request = options.read(words);
-    if (const auto code = sys::answer(request, options)) return *code;
+    if (const auto code = sys::answer(options.read(words), options)) return *code;
     if (json) {
       print_to(stdout, "{}\n",
                Facts{{"build", build_facts()}, {"machine", machine_facts()}}.dump(2));

@@ -162,8 +162,7 @@ int run_command(const std::vector<std::string>& words) {
     launch::WorkerSpec spec;
     std::string node;
     declare(options, spec, node);
-    const auto request = options.read(words);
-    if (const auto code = sys::answer(request, options)) return *code;
+    if (const auto code = sys::answer(options.read(words), options)) return *code;
     std::optional<launch::Agent> agent;
     try {
       check_nodes(spec, node);

@@ -74,8 +74,7 @@ int store_command(const std::vector<std::string>& words) {
                 text_into(parsed.secret_file));
     options.add({"log", "FILE", "Keep the store there, to go on with it when started anew"},
                 text_into(parsed.log));
-    const auto request = options.read(words);
-    if (const auto code = sys::answer(request, options)) return *code;
+    if (const auto code = sys::answer(options.read(words), options)) return *code;
     StoreServerOptions server_options;
     try {
       server_options = to_options(parsed);

@@ -70,8 +70,7 @@ Command command(const std::string& program, std::string_view name, const char* a
             Chosen chosen;
             CommandOptions options(formatted("{} {}", program, name), "[OPTIONS]", about);
             declare(options, chosen);
-            auto request = options.read(words);
-            if (auto code = sys::answer(request, options)) return *code;
+            if (auto code = sys::answer(options.read(words), options)) return *code;
             return act(words, chosen);
           }};
 }
@@ -87,8 +86,7 @@ inline int run_measurement(const std::string& program, std::string about,
   }
   CommandOptions options(program, "COMMAND [OPTIONS]", about,
                          CommandOptions::Words::begin_a_program);
-  auto request = options.read(words);
-  if (auto code = sys::answer(request, options)) return *code;
+  if (auto code = sys::answer(options.read(words), options)) return *code;
   if (options.words().empty()) throw UsageError("name a command: " + listed(known, ", "));
   const std::string& name = options.words().front();
   auto found = std::ranges::find(commands, name, &Command::name);

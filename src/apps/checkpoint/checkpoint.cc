@@ -401,8 +401,7 @@ int main(int count, char** arguments) {
         {"shard-bytes", "N", "convert: bytes of tensors in one file of a folder", "5000000000"},
         number_into(chosen.convert.shard_bytes, 1, INT64_MAX));
     const std::vector<std::string> words(arguments + 1, arguments + count);
-    const auto request = options.read(words);
-    if (const auto code = sys::answer(request, options)) return *code;
+    if (const auto code = sys::answer(options.read(words), options)) return *code;
     return run(options.words(), chosen);
   });
 }

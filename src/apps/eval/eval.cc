@@ -64,8 +64,7 @@ int main(int count, char** arguments) {
   return sys::run_program(command, [&] {
     Given given;
     CommandOptions options = declared(given);
-    auto request = options.read(words);
-    if (auto code = sys::answer(request, options)) return *code;
+    if (const auto code = sys::answer(options.read(words), options)) return *code;
     if (options.words().size() != 1)
       throw UsageError(options.words().empty()
                            ? "RUN is missing: name a run's folder or a file model.safetensors"

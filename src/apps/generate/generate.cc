@@ -266,8 +266,7 @@ int main(int count, char** arguments) {
   return sys::run_program(command, [&] {
     Given given;
     CommandOptions options = declared(given);
-    auto request = options.read(words);
-    if (auto code = sys::answer(request, options)) return *code;
+    if (const auto code = sys::answer(options.read(words), options)) return *code;
     take_run(given, options.words());
     return given.model ? generate_from_model(given) : generate(given);
   });

@@ -133,8 +133,7 @@ int plan_pipeline(const std::vector<std::string>& words) {
   Chosen chosen;
   CommandOptions options("lockstep plan pipeline", "[OPTIONS]", about_pipeline);
   declare(options, chosen);
-  const auto request = options.read(words);
-  if (const auto code = sys::answer(request, options)) return *code;
+  if (const auto code = sys::answer(options.read(words), options)) return *code;
   const plan::Schedule schedule = schedule_of(chosen);
   const plan::Simulation simulation = simulate(schedule, chosen.times);
   if (!chosen.csv.empty()) sys::AtomicFile::write(chosen.csv, schedule_text(schedule));
@@ -152,8 +151,7 @@ constexpr const char* about =
 int run(const std::vector<std::string>& given) {
   CommandOptions options("lockstep plan", "COMMAND [OPTIONS]", about,
                          CommandOptions::Words::begin_a_program);
-  const auto request = options.read(given);
-  if (const auto code = sys::answer(request, options)) return *code;
+  if (const auto code = sys::answer(options.read(given), options)) return *code;
   const std::vector<std::string>& words = options.words();
   const std::vector<std::string_view> known{"pipeline"};
   if (words.empty()) throw UsageError("name a command: pipeline");

@@ -448,8 +448,7 @@ int report_hang(const std::vector<std::string>& paths) {
 
 int report(const std::vector<std::string>& given) {
   CommandOptions options("lockstep report", "hang FILE...", about, CommandOptions::Words::allowed);
-  const auto request = options.read(given);
-  if (const auto code = sys::answer(request, options)) return *code;
+  if (const auto code = sys::answer(options.read(given), options)) return *code;
   const std::vector<std::string>& words = options.words();
   if (words.empty()) throw UsageError("name a report: hang");
   const std::vector<std::string_view> known{"hang"};
