@@ -19,16 +19,6 @@ namespace {
 
 using torch::jit::Stack;
 
-struct Whole {
-  explicit Whole(const RuleOperand& operand) : sizes(operand.sizes), strides(operand.strides) {}
-
-  [[nodiscard]] at::Tensor like(const at::Tensor& local) const {
-    return at::empty_strided(sizes, strides, local.options());
-  }
-
-  std::vector<std::int64_t> sizes, strides;
-};
-
 // Returns the generator that a call draws from.
 at::Generator generator_of(const Stack& stack, std::size_t arguments) {
   c10::Device device = at::kCPU;
@@ -59,22 +49,30 @@ Finish compared(const RuleCall& call, Finish finish) {
 
 namespace {
 
+// Passes a tensor with the sizes of the whole as self. keep(stack, local, drawn) then gets this
+// rank's parts of self and of the last result.
+template <class Keep>
+Finish drawn_for_whole(const RuleCall& call, Keep keep) {
+  return compared(call, [=, arguments = call.arguments(), sizes = call.sizes(0),
+                         strides = call.operands()[0].strides](RulePlan& plan) {
+    if (plan.local_operands[0] == sizes) return;
+    plan.kernel = [=, run = plan.operation, part = plan.part_of,
+                   placements = plan.results.back()](Stack& stack) {
+      c10::IValue& self = stack[stack.size() - arguments];
+      const at::Tensor local = self.toTensor();
+      self = at::empty_strided(sizes, strides, local.options());
+      run(stack);
+      keep(stack, local, part(stack.back().toTensor(), placements));
+    };
+  });
+}
+
 // The operation overwrites self.
 Rule fill(const RuleCall& call) {
   Rule rule = same_sizes(call, {});
-  rule.finish = compared(
-      call, [whole = Whole(call.operands()[0]), arguments = call.arguments()](RulePlan& plan) {
-        if (plan.local_operands[0] == whole.sizes) return;
-        plan.kernel = [=, run = plan.operation, part = plan.part_of,
-                       placements = plan.operands[0]](Stack& stack) {
-          c10::IValue& self = stack[stack.size() - arguments];
-          at::Tensor local = self.toTensor();
-          at::Tensor all = whole.like(local);
-          self = all;
-          run(stack);
-          local.copy_(part(all, placements));
-          stack.back() = local;
-        };
+  rule.finish =
+      drawn_for_whole(call, [](Stack& stack, const at::Tensor& local, const at::Tensor& drawn) {
+        stack.back() = local.copy_(drawn);
       });
   return rule;
 }
@@ -89,16 +87,8 @@ Rule like(const RuleCall& call) {
 
 Rule draw_like(const RuleCall& call) {
   Rule rule = like(call);
-  rule.finish = compared(call, [whole = Whole(call.operands()[0]),
-                                arguments = call.arguments()](RulePlan& plan) {
-    if (plan.local_operands[0] == whole.sizes) return;
-    plan.kernel = [=, run = plan.operation, part = plan.part_of,
-                   placements = plan.results[0]](Stack& stack) {
-      c10::IValue& self = stack[stack.size() - arguments];
-      self = whole.like(self.toTensor());
-      run(stack);
-      stack.back() = part(stack.back().toTensor(), placements).clone(at::MemoryFormat::Contiguous);
-    };
+  rule.finish = drawn_for_whole(call, [](Stack& stack, const at::Tensor&, const at::Tensor& drawn) {
+    stack.back() = drawn.clone(at::MemoryFormat::Contiguous);
   });
   return rule;
 }
@@ -109,21 +99,14 @@ Rule dropout(const RuleCall& call) {
   Rule rule = same_sizes(call, {});
   const bool draws = !call.argument(2).isBool() || call.argument(2).toBool();
   const double p = call.argument(1).toDouble();
-  rule.finish = compared(
-      call, [=, whole = Whole(call.operands()[0]), arguments = call.arguments()](RulePlan& plan) {
-        if (!draws || plan.local_operands[0] == whole.sizes) return;
-        plan.kernel = [=, run = plan.operation, part = plan.part_of,
-                       placements = plan.results[0]](Stack& stack) {
-          c10::IValue& input = stack[stack.size() - arguments];
-          const at::Tensor local = input.toTensor();
-          input = whole.like(local).zero_();
-          run(stack);
-          const at::Tensor mask =
-              part(stack.back().toTensor(), placements).clone(at::MemoryFormat::Contiguous);
+  rule.finish = compared(call);
+  if (draws)
+    rule.finish =
+        drawn_for_whole(call, [p](Stack& stack, const at::Tensor& local, const at::Tensor& drawn) {
+          const at::Tensor mask = drawn.clone(at::MemoryFormat::Contiguous);
           stack[stack.size() - 2] = local.mul(mask).mul_(p < 1 ? 1 / (1 - p) : 0.0);
           stack.back() = mask;
-        };
-      });
+        });
   return rule;
 }
 
