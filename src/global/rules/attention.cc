@@ -10,30 +10,28 @@
 namespace lockstep::global {
 namespace {
 
-struct Attention {
-  // `first` is the operand of the query; keys and values follow it. Argument `mask` is [tokens,
-  // tokens], optionally with leading dims for rows and heads, which may have one element.
-  Attention(const RuleCall& call, std::size_t first, int mask) {
-    const std::vector<std::int64_t>& query = call.sizes(first);
-    std::int64_t groups = call.sizes(first + 1)[1];
-    int rows = rule.add({.empty = false});
-    Rule::Label label{.empty = false};
-    if (groups != query[1]) label.lengths = {query[1], groups};
-    int head = rule.add(label);
-    for (std::size_t i = 0; i < call.size(); ++i) {
-      const std::vector<std::int64_t>& sizes = call.sizes(i);
-      std::vector<int> dims(sizes.size(), Rule::whole);
-      bool is_mask = call.operands()[i].argument == mask;
-      bool has_rows = is_mask ? sizes.size() == 4 && sizes[0] == query[0] : sizes.size() > 2;
-      bool has_heads = is_mask ? sizes.size() == 4 && sizes[1] == query[1] : sizes.size() > 2;
-      if (has_rows) dims[0] = rows;
-      if (has_heads) dims[1] = head;
-      rule.operands.push_back(std::move(dims));
-    }
-  }
-
+// `first` is the operand of the query; keys and values follow it. Argument `mask` is [tokens,
+// tokens], optionally with leading dims for rows and heads, which may have one element.
+Rule attention(const RuleCall& call, std::size_t first, int mask) {
   Rule rule;
-};
+  const std::vector<std::int64_t>& query = call.sizes(first);
+  std::int64_t groups = call.sizes(first + 1)[1];
+  int rows = rule.add({.empty = false});
+  Rule::Label label{.empty = false};
+  if (groups != query[1]) label.lengths = {query[1], groups};
+  int head = rule.add(label);
+  for (std::size_t i = 0; i < call.size(); ++i) {
+    const std::vector<std::int64_t>& sizes = call.sizes(i);
+    std::vector<int> dims(sizes.size(), Rule::whole);
+    bool is_mask = call.operands()[i].argument == mask;
+    bool has_rows = is_mask ? sizes.size() == 4 && sizes[0] == query[0] : sizes.size() > 2;
+    bool has_heads = is_mask ? sizes.size() == 4 && sizes[1] == query[1] : sizes.size() > 2;
+    if (has_rows) dims[0] = rows;
+    if (has_heads) dims[1] = head;
+    rule.operands.push_back(std::move(dims));
+  }
+  return rule;
+}
 
 // Returns the strides of the kernel's result: [rows, tokens, heads, features], viewed as [rows,
 // heads, ...].
@@ -93,7 +91,7 @@ void add_cut_tokens(const RuleCall& call, Rule& rule, std::size_t first, int mas
 
 // Schema: query, key, value, dropout_p, is_causal, attn_mask?, scale -> output, logsumexp
 Rule flash(const RuleCall& call) {
-  Rule rule = Attention(call, 0, 5).rule;
+  Rule rule = attention(call, 0, 5);
   std::vector<std::int64_t> sizes = call.sizes(0);
   std::vector<int> dims = rule.operands[0];
   rule.results = {{sizes, dims, strides_of(sizes)},
@@ -105,7 +103,7 @@ Rule flash(const RuleCall& call) {
 
 // Schema: grad_out, query, key, value, out, logsumexp, ... -> three gradients
 Rule flash_backward(const RuleCall& call) {
-  Rule rule = Attention(call, 1, 8).rule;
+  Rule rule = attention(call, 1, 8);
   for (std::size_t i : {1, 2, 3})
     rule.results.push_back({call.sizes(i), rule.operands[i], strides_of(call.sizes(i))});
   lay_features_side_by_side(rule, call.arguments());
@@ -117,7 +115,7 @@ Rule flash_backward(const RuleCall& call) {
 // ranks, for any sharding of rows and heads. With dropout, nothing is sharded: a rank would draw
 // other numbers for its heads than a single process.
 Rule device_attention(const RuleCall& call, std::size_t first, int mask) {
-  Rule rule = Attention(call, first, mask).rule;
+  Rule rule = attention(call, first, mask);
   for (Rule::Label& label : rule.labels) label.cut = false;
   return rule;
 }
