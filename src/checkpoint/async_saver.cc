@@ -13,9 +13,6 @@
 #include <lockstep/comm/device.h>
 #include <lockstep/comm/run_on_all_or_fail.h>
 
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/full.h>
-
 #include <algorithm>
 #include <atomic>
 #include <exception>
@@ -36,11 +33,7 @@ namespace {
 // all ranks of the saver's group, and the same size.
 void check_same_ranks(Group& group, const Group& of) {
   const auto own = static_cast<std::int64_t>(fingerprint(of.name()));
-  std::vector<std::int64_t> all(static_cast<std::size_t>(group.size()));
-  group
-      .all_gather(at::from_blob(all.data(), {group.size()}, at::kLong),
-                  at::full({1}, own, at::kLong), part_call)
-      .wait();
+  const std::vector<std::int64_t> all = numbers_of_all(group, {own}, part_call);
   run_on_all_or_fail(group, [&] {
     check(of.size() == group.size() && of.rank() == group.rank() &&
               std::ranges::count(all, own) == group.size(),

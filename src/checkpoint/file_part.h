@@ -4,10 +4,12 @@
 #include <lockstep/comm/group.h>
 #include <lockstep/layout/tensor_slice.h>
 
+#include "module/checks.h"
 #include "module/tensors.h"
 #include "parallel/state_dict.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -18,6 +20,7 @@
 
 namespace lockstep::checkpoint {
 
+using modules::numbers_of_all;
 using parallel::exchange_parts;
 using parallel::names_of;
 using parallel::names_of_all;
@@ -56,6 +59,11 @@ struct FilePart {
                                         const layout::Box& box) {
   return tensor.sizes() == at::IntArrayRef(slice.sizes) ? modules::box_in_whole(tensor, box)
                                                         : modules::box_in_part(tensor, slice, box);
+}
+
+// Returns a view of dense memory, which must outlive it.
+[[nodiscard]] inline at::Tensor bytes_in(const at::Tensor& dense) {
+  return at::from_blob(dense.data_ptr(), {static_cast<std::int64_t>(dense.nbytes())}, at::kByte);
 }
 
 inline constexpr CallOptions part_call{.tag = "checkpoint"};

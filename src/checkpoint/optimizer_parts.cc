@@ -12,7 +12,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <memory>
@@ -183,8 +182,7 @@ void OptimizerReading::read_steps() {
 // each of them counts on an equal share of the available memory, which excludes memory that the
 // system would have to take from other processes.
 bool OptimizerReading::has_room_beside_old_state() const {
-  std::vector<std::int64_t> all(static_cast<std::size_t>(file_.group().size()));
-  std::int64_t has_room = 1;
+  bool has_room = true;
   run_on_all_or_fail(file_.group(), [&] {
     if (optimizer_.state().empty()) return;
     std::int64_t bytes = 0;
@@ -194,13 +192,9 @@ bool OptimizerReading::has_room_beside_old_state() const {
                  static_cast<std::int64_t>(c10::elementSize(entry->dtype));
     const bool is_in_ordinary_memory = handle_.state_memory() == nullptr;
     const std::int64_t share = sys::memory_size().available / file_.group().size();
-    has_room = is_in_ordinary_memory && bytes <= share / 2 ? 1 : 0;
+    has_room = is_in_ordinary_memory && bytes <= share / 2;
   });
-  file_.group()
-      .all_gather(at::from_blob(all.data(), {file_.group().size()}, at::kLong),
-                  at::from_blob(&has_room, {1}, at::kLong), part_call)
-      .wait();
-  return std::ranges::count(all, 1) == file_.group().size();
+  return std::ranges::min(numbers_of_all(file_.group(), {has_room}, part_call)) == 1;
 }
 
 void OptimizerReading::read(bool verify) {

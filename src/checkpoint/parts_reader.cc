@@ -14,7 +14,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <atomic>
@@ -73,11 +72,7 @@ void PartsReader::exchange_copies() {
     copy = static_cast<std::int64_t>(fingerprint(identities));
     if (copy == no_copy) ++copy;
   });
-  copies_.resize(static_cast<std::size_t>(group_.size()));
-  group_
-      .all_gather(at::from_blob(copies_.data(), {group_.size()}, at::kLong),
-                  at::from_blob(&copy, {1}, at::kLong), part_call)
-      .wait();
+  copies_ = numbers_of_all(group_, {copy}, part_call);
 }
 
 namespace {
@@ -214,36 +209,28 @@ void PartsReader::fill_own(const Part& part, std::uint32_t* share) {
 void PartsReader::serve(int rank, const Part& part, std::exception_ptr& error) {
   const TensorEntry& entry = *find(part.name);
   for (const layout::Box& box : layout::boxes_of(part.slice))
-    layout::for_each_run(
-        box, entry.shape, elements_at_once(entry.dtype), [&](const layout::Box& run) {
-          at::Tensor dense = host_tensor(run, entry.dtype);
-          try {
-            const Stretch stretch = stretch_of(entry, run, dense);
-            if (!error) read_stretches(std::span(&stretch, 1));
-          } catch (const std::exception&) {
-            error = std::current_exception();
-          }
-          group_
-              .send(at::from_blob(dense.data_ptr(), {static_cast<std::int64_t>(dense.nbytes())},
-                                  at::kByte),
-                    rank, part_call)
-              .wait();
-        });
+    layout::for_each_run(box, entry.shape, elements_at_once(entry.dtype),
+                         [&](const layout::Box& run) {
+                           at::Tensor dense = host_tensor(run, entry.dtype);
+                           try {
+                             const Stretch stretch = stretch_of(entry, run, dense);
+                             if (!error) read_stretches(std::span(&stretch, 1));
+                           } catch (const std::exception&) {
+                             error = std::current_exception();
+                           }
+                           group_.send(bytes_in(dense), rank, part_call).wait();
+                         });
 }
 
 void PartsReader::receive(const Part& part) {
   const TensorEntry& entry = *find(part.name);
   for (const layout::Box& box : layout::boxes_of(part.slice))
-    layout::for_each_run(
-        box, entry.shape, elements_at_once(entry.dtype), [&](const layout::Box& run) {
-          at::Tensor dense = host_tensor(run, entry.dtype);
-          group_
-              .recv(at::from_blob(dense.data_ptr(), {static_cast<std::int64_t>(dense.nbytes())},
-                                  at::kByte),
-                    0, part_call)
-              .wait();
-          view_of(part.tensor, part.slice, run).copy_(dense);
-        });
+    layout::for_each_run(box, entry.shape, elements_at_once(entry.dtype),
+                         [&](const layout::Box& run) {
+                           at::Tensor dense = host_tensor(run, entry.dtype);
+                           group_.recv(bytes_in(dense), 0, part_call).wait();
+                           view_of(part.tensor, part.slice, run).copy_(dense);
+                         });
 }
 
 std::vector<std::vector<Part>> PartsReader::exchange(const std::vector<Part>& parts) {
@@ -372,22 +359,14 @@ PartsReader::Shares PartsReader::own_shares(const std::vector<bool>& are_passed_
 
 void PartsReader::compare_all(const Shares& own) {
   if (own.empty()) return;
-  const std::vector<std::int64_t> shares(own.begin(), own.end());
-  std::vector<std::int64_t> all(shares.size() * static_cast<std::size_t>(group_.size()));
-  auto count = static_cast<std::int64_t>(shares.size());
-  group_
-      .all_gather(at::from_blob(all.data(), {group_.size() * count}, at::kLong),
-                  at::from_blob(const_cast<std::int64_t*>(shares.data()), {count}, at::kLong),
-                  part_call)
-      .wait();
+  const auto all = numbers_of_all(group_, {own.begin(), own.end()}, part_call);
   // A rank that does not see the files gets data of the copy that rank 0 reads.
   const std::int64_t copy = copies_[static_cast<std::size_t>(sees() ? group_.rank() : 0)];
   run_on_all_or_fail(group_, [&] {
-    for (std::size_t i = 0; i < shares.size(); ++i) {
+    for (std::size_t i = 0; i < own.size(); ++i) {
       std::uint32_t found = 0;
       for (std::size_t rank = 0; rank < copies_.size(); ++rank)
-        if (copies_[rank] == copy)
-          found ^= static_cast<std::uint32_t>(all[rank * shares.size() + i]);
+        if (copies_[rank] == copy) found ^= static_cast<std::uint32_t>(all[rank * own.size() + i]);
       compare(entries()[i], found);
     }
   });

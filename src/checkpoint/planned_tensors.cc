@@ -266,14 +266,9 @@ class PartsWriter {
 
   // Collective. Determines which ranks see the files.
   void find_blind() {
-    std::int64_t sees =
-        std::ranges::all_of(shards_, [](const Shard& shard) { return shard.file.is_open(); }) ? 1
-                                                                                              : 0;
-    sees_.resize(static_cast<std::size_t>(group_.size()));
-    group_
-        .all_gather(at::from_blob(sees_.data(), {group_.size()}, at::kLong),
-                    at::from_blob(&sees, {1}, at::kLong), part_call)
-        .wait();
+    const bool sees =
+        std::ranges::all_of(shards_, [](const Shard& shard) { return shard.file.is_open(); });
+    sees_ = numbers_of_all(group_, {sees}, part_call);
   }
 
   // Not collective. Plans this rank's boxes and, on rank 0, the boxes that it will receive.
@@ -398,8 +393,7 @@ class PartsWriter {
       }
     }
     if (!elements.defined()) elements = at::empty({layout::numel_of(run)}, of.dtype);
-    at::Tensor bytes = at::from_blob(elements.data_ptr(),
-                                     {static_cast<std::int64_t>(elements.nbytes())}, at::kByte);
+    const at::Tensor bytes = bytes_in(elements);
     if (box.holder == group_.rank()) {
       group_.send(bytes, 0, part_call).wait();
       return;

@@ -9,6 +9,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
 
@@ -28,16 +29,10 @@ struct Digest {
   bool operator==(const Digest&) const = default;
 };
 
-std::vector<Digest> exchange(Group group, Digest mine, const CallOptions& call) {
-  at::Tensor input = at::empty({2}, at::kLong);
-  at::Tensor output = at::empty({2 * group.size()}, at::kLong);
-  input.data_ptr<std::int64_t>()[0] = mine.fingerprint;
-  input.data_ptr<std::int64_t>()[1] = mine.bytes;
-  group.all_gather(output, input, call).wait();
+std::vector<Digest> exchange(const Group& group, Digest mine, const CallOptions& call) {
+  const auto values = numbers_of_all(group, {mine.fingerprint, mine.bytes}, call);
   std::vector<Digest> all;
-  const auto* values = output.data_ptr<std::int64_t>();
-  for (int rank = 0; rank < group.size(); ++rank)
-    all.push_back({values[2 * rank], values[2 * rank + 1]});
+  for (std::size_t i = 0; i < values.size(); i += 2) all.push_back({values[i], values[i + 1]});
   return all;
 }
 
@@ -80,6 +75,16 @@ std::string describe(std::string_view kind, const std::string& name, const at::T
 }
 
 }  // namespace
+
+std::vector<std::int64_t> numbers_of_all(Group group, std::vector<std::int64_t> own,
+                                         const CallOptions& call, std::source_location where) {
+  std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(group.size()));
+  group
+      .all_gather(at::from_blob(all.data(), {std::ssize(all)}, at::kLong),
+                  at::from_blob(own.data(), {std::ssize(own)}, at::kLong), call, where)
+      .wait();
+  return all;
+}
 
 std::vector<std::string> lines_of(const ModuleTensors& tensors) {
   std::vector<std::string> lines, names;

@@ -9,7 +9,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
+#include <source_location>
 #include <span>
 #include <string>
 #include <utility>
@@ -20,6 +22,11 @@ class Module;
 }
 
 namespace lockstep::modules {
+
+// Collective. Returns the numbers of all ranks, in rank order. Each rank has equally many.
+[[nodiscard]] std::vector<std::int64_t> numbers_of_all(
+    Group group, std::vector<std::int64_t> own, const CallOptions& call = {},
+    std::source_location where = std::source_location::current());
 
 // Returns one line per parameter and buffer: name, dtype, sizes, ties, whether it requires a
 // gradient, and the tensors that it shares memory with.

@@ -6,6 +6,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "base/scope_exit.h"
+#include "module/checks.h"
 #include "train/device.h"
 
 #include <lockstep/checkpoint/checkpoint.h>
@@ -14,9 +15,6 @@
 #include <lockstep/parallel/sharded/deferred.h>
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
 
@@ -24,7 +22,7 @@
 #include <chrono>
 #include <cmath>
 #include <exception>
-#include <span>
+#include <vector>
 
 namespace lockstep::train {
 namespace {
@@ -116,11 +114,8 @@ void Run::load_data(const std::optional<checkpoint::TrainingState>& state) {
 }
 
 void Run::compare_data() {
-  at::Tensor mine =
-      at::empty({1}, at::kLong).fill_(static_cast<std::int64_t>(fingerprint(data_fingerprint_)));
-  at::Tensor all = at::empty({world_.size()}, at::kLong);
-  world_.all_gather(all, mine).wait();
-  std::span<const std::int64_t> prints(all.const_data_ptr<std::int64_t>(), world_.size());
+  const auto own = static_cast<std::int64_t>(fingerprint(data_fingerprint_));
+  const std::vector<std::int64_t> prints = modules::numbers_of_all(world_, {own});
   auto other = std::ranges::find_if(prints, [&](auto print) { return print != prints[0]; });
   if (other == prints.end()) return;
   int rank = static_cast<int>(other - prints.begin());
@@ -239,12 +234,10 @@ std::vector<std::int64_t> Run::check_rows(const Batch& batch) {
   const std::int64_t own = batch.data.defined() && batch.data.dim() > 0 ? batch.data.size(0)
                            : options_.uneven                            ? 0
                                                                         : -1;
-  at::Tensor rows = at::empty({world_.size()}, at::kLong);
-  world_.all_gather(rows, at::full({1}, own, at::kLong), {.tag = "rows"}).wait();
-  std::span<const std::int64_t> all(rows.const_data_ptr<std::int64_t>(), world_.size());
+  std::vector<std::int64_t> all = modules::numbers_of_all(world_, {own}, {.tag = "rows"});
   auto other = std::ranges::find_if(all, [&](std::int64_t count) { return count != all[0]; });
   if (other == all.end()) return {};
-  if (options_.uneven) return {all.begin(), all.end()};
+  if (options_.uneven) return all;
   int rank = static_cast<int>(other - all.begin());
   throw CollectiveFailure(
       formatted("Task::batch: step {}: expected equally many rows on all ranks, "
