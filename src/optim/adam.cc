@@ -243,11 +243,6 @@ void AdamOf<Torch, Options>::load(torch::serialize::InputArchive& archive) {
   torch::optim::serialize<StateOf<Options>, Options>(archive, *this);
 }
 
-template <class Torch, class Options>
-std::vector<at::Tensor> AdamOf<Torch, Options>::transformed_parameters() const {
-  return parameters_of(this->param_groups_);
-}
-
 template class AdamOf<torch::optim::Adam, torch::optim::AdamOptions>;
 template class AdamOf<torch::optim::AdamW, torch::optim::AdamWOptions>;
 

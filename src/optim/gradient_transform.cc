@@ -31,7 +31,8 @@ void ElementTransform::clamp(double to) { limit = std::min(limit, to); }
 
 StepResult TransformsGradients::step_transformed(const GradientTransform& transform) {
   check_transform(transform);
-  std::vector<at::Tensor> parameters = transformed_parameters();
+  std::vector<at::Tensor> parameters =
+      parameters_of(dynamic_cast<torch::optim::Optimizer&>(*this).param_groups());
   ElementTransform of_elements;
   of_elements.scale(transform.scale);
   if (transform.clip_value) of_elements.clamp(*transform.clip_value);

@@ -142,6 +142,4 @@ void SGD::load(torch::serialize::InputArchive& archive) {
   torch::optim::serialize<SGDState, SGDOptions>(archive, *this);
 }
 
-std::vector<at::Tensor> SGD::transformed_parameters() const { return parameters_of(param_groups_); }
-
 }  // namespace lockstep::optim

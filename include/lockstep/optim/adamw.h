@@ -57,7 +57,6 @@ class AdamOf : public Torch, public TransformsGradients {
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
-  [[nodiscard]] std::vector<at::Tensor> transformed_parameters() const override;
   void update(const ElementTransform& transform) override;
 
   UpdateOptions update_;

@@ -10,12 +10,10 @@
 
 #include <lockstep/optim/clipping.h>
 
-#include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #pragma GCC visibility push(default)
 
@@ -39,7 +37,7 @@ struct StepResult {
 
 struct ElementTransform;
 
-// A base class of SGD, Adam and AdamW. Not thread-safe.
+// A base class of SGD, Adam and AdamW, beside torch::optim::Optimizer. Not thread-safe.
 class TransformsGradients {
  public:
   virtual ~TransformsGradients() = default;
@@ -62,7 +60,6 @@ class TransformsGradients {
   std::int64_t bytes_moved_ = 0;
 
  private:
-  [[nodiscard]] virtual std::vector<at::Tensor> transformed_parameters() const = 0;
   virtual void update(const ElementTransform& transform) = 0;
 };
 

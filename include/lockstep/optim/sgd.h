@@ -36,7 +36,6 @@ class SGD : public torch::optim::SGD, public TransformsGradients {
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
-  [[nodiscard]] std::vector<at::Tensor> transformed_parameters() const override;
   void update(const ElementTransform& transform) override;
 
   UpdateOptions update_;
