@@ -159,10 +159,8 @@ struct Outcome {
 
 Outcome choose_for_all(const Operation& operation, const Rule& rule, const RuleCall& call,
                        const MeshContext& context) {
-  Outcome outcome{
-      choose(rule, call, results_of_operands(operation, call), context.place(), context.hints),
-      rule.results};
-  return outcome;
+  return {choose(rule, call, results_of_operands(operation, call), context.place(), context.hints),
+          rule.results};
 }
 
 // Chooses for a list operation: for each element of its lists separately, with the tensors that are

@@ -1,6 +1,7 @@
 #include "global/operation.h"
 
 #include "base/check.h"
+#include "dispatch/call.h"
 #include "global/rule_line.h"
 
 #include <ATen/core/enum_tag.h>
@@ -135,9 +136,7 @@ bool is_list_of_tensors(const c10::Type& type) {
 }
 
 void describe_returns(const c10::FunctionSchema& schema, Operation& made) {
-  auto is_written = [](const c10::Argument& one) {
-    return one.alias_info() != nullptr && one.alias_info()->isWrite();
-  };
+  using dispatch::is_written;
   for (const c10::Argument& argument : schema.arguments()) {
     made.written.push_back(is_written(argument));
     made.ignored.push_back(is_number(*argument.type()) &&
