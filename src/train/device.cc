@@ -1,7 +1,6 @@
 #include "train/device.h"
 
 #include "base/check.h"
-#include "base/counted.h"
 #include "comm/init/choice.h"
 #include "dispatch/thread_generator.h"
 

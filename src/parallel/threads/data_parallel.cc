@@ -1,7 +1,6 @@
 #include <lockstep/parallel/threads/data_parallel.h>
 
 #include "base/check.h"
-#include "base/counted.h"
 #include "base/fingerprint.h"
 #include "base/format.h"
 #include "base/text.h"
