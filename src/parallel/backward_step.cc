@@ -33,13 +33,15 @@ BackwardStep::BackwardStep(Group& group, std::shared_ptr<Reducer> reducer,
       writes_(options_.equal, {.tag = options_.strategy, .timeout = options_.timeout}),
       ready_(reducer_->parameters().size()) {
   if (!buffers.empty()) buffers_ = std::make_unique<StateBroadcast>(group_, std::move(buffers));
-}
-
-std::vector<at::Tensor> BackwardStep::hooked() const {
   std::vector<at::Tensor> tensors;
   for (const NamedParameter& parameter : reducer_->parameters())
     tensors.push_back(parameter.tensor);
-  return tensors;
+  hooks_ = std::make_unique<GradientHooks>(
+      std::move(tensors), [this](int i) { on_gradient(i); },
+      [this] {
+        Lock lock(mutex_);
+        return has_averages_;
+      });
 }
 
 void BackwardStep::check_module() const {
@@ -57,22 +59,18 @@ void BackwardStep::zero_grad() {
 void BackwardStep::on_gradient(int i) {
   Lock lock(mutex_);
   try {
-    take_gradient(i);
+    bool create_graph = at::GradMode::is_enabled();
+    at::NoGradGuard no_grad;
+    bool reduces = paused_ == 0;
+    begin(reduces, create_graph);
+    if (reduces) {
+      accept(i);
+    } else {
+      reducer_->keep(i);
+    }
   } catch (...) {
     notice_.set_text(exception_text(std::current_exception()));
     throw;
-  }
-}
-
-void BackwardStep::take_gradient(int i) {
-  bool create_graph = at::GradMode::is_enabled();
-  at::NoGradGuard no_grad;
-  bool reduces = paused_ == 0;
-  begin(reduces, create_graph);
-  if (reduces) {
-    accept(i);
-  } else {
-    reducer_->keep(i);
   }
 }
 

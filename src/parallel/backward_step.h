@@ -239,10 +239,8 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   BackwardStep(Group& group, std::shared_ptr<Reducer> reducer, modules::ModuleWatch watch,
                std::vector<at::Tensor> buffers, StepOptions options);
 
-  // Called by the hook of the reducer's parameter i after its .grad was written.
-  void on_gradient(int i);
-  // Returns the parameters that need the hook, in the reducer's order.
-  [[nodiscard]] std::vector<at::Tensor> hooked() const;
+  // Removes the hooks of the reducer's parameters; no step begins afterwards.
+  void unhook() { hooks_.reset(); }
 
   // The clock that receives the phases of the step.
   [[nodiscard]] StepClock& clock() { return clock_; }
@@ -263,12 +261,6 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   void shadow(const JoinRound& ranks);
   void leave();
 
-  // Returns true if the last backward() was averaged. Call it between two backward() calls only.
-  [[nodiscard]] bool has_averages() {
-    Lock lock(mutex_);
-    return has_averages_;
-  }
-
   // Local. Throws InvalidArgument with the name of a parameter that was replaced, or added since
   // the handle was made.
   void check_module() const;
@@ -279,6 +271,8 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   using Observer = StepObserver<BackwardStep>;
   friend Observer;
 
+  // Called by the hook of the reducer's parameter i after its .grad was written.
+  void on_gradient(int i);
   void on_backward_end(bool nested);
   void on_backward_failed() noexcept;
   void begin(bool reduces, bool create_graph) LOCKSTEP_REQUIRES(mutex_);
@@ -299,7 +293,6 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   void abort_handle() LOCKSTEP_REQUIRES(mutex_);
   void post_failure(int buffers_root) LOCKSTEP_REQUIRES(mutex_);
   void post_notice(bool failed) LOCKSTEP_REQUIRES(mutex_);
-  void take_gradient(int i) LOCKSTEP_REQUIRES(mutex_);
   void check_status(const StepStatus& all, int active) LOCKSTEP_REQUIRES(mutex_);
   void check_writes(const StepStatus& all, bool exchanges) LOCKSTEP_REQUIRES(mutex_);
   void adopt_order_of(int root) LOCKSTEP_REQUIRES(mutex_);
@@ -334,6 +327,8 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   StepStatus status_ LOCKSTEP_GUARDED_BY(mutex_);          // what this rank says of the step
   std::vector<bool> ready_ LOCKSTEP_GUARDED_BY(mutex_);    // by parameter
   std::vector<int> observed_ LOCKSTEP_GUARDED_BY(mutex_);  // the ready ones, in order
+
+  std::unique_ptr<GradientHooks> hooks_;
 };
 
 }  // namespace lockstep::parallel

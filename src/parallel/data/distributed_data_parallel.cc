@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "dispatch/lazy_storage.h"
 #include "module/checks.h"
-#include "parallel/backward_hooks.h"
 #include "parallel/backward_step.h"
 #include "parallel/bucket.h"
 #include "parallel/data/checks.h"
@@ -192,30 +191,6 @@ namespace {
 
 using data_parallel::BucketReducer;
 using parallel::BackwardStep;
-using parallel::GradientHooks;
-
-// For a handle that communicates only in backward(): the end of backward() is a round.
-class StepJoinable final : public Joinable {
- public:
-  // Both must outlive this object.
-  StepJoinable(std::string name, const Group& group, BackwardStep& step)
-      : name_(std::move(name)), group_(group), step_(step) {}
-
-  [[nodiscard]] std::string join_name() const override { return name_; }
-  [[nodiscard]] const Group& join_group() const override { return group_; }
-  void set_join(std::shared_ptr<JoinLink> link) override { step_.set_join(std::move(link), this); }
-  void end_inputs() override { step_.clear_averages(); }
-  [[nodiscard]] bool shadow(int /*round*/, const JoinRound& ranks) override {
-    step_.shadow(ranks);
-    return true;
-  }
-  void leave(int /*round*/) override { step_.leave(); }
-
- private:
-  std::string name_;
-  const Group& group_;
-  BackwardStep& step_;
-};
 
 // Returns the properties that must be equal on all ranks.
 std::vector<std::string> describe(const modules::ModuleTensors& tensors,
@@ -227,7 +202,7 @@ std::vector<std::string> describe(const modules::ModuleTensors& tensors,
 
 }  // namespace
 
-class DataParallelState final : public parallel::WholeModuleState {
+class DataParallelState final : public parallel::WholeModuleState, public Joinable {
  public:
   DataParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
                     std::optional<Mesh> mesh, const DistributedDataParallelOptions& options)
@@ -275,14 +250,10 @@ class DataParallelState final : public parallel::WholeModuleState {
             .abort = [this](std::string_view reason) { abort(reason); },
             // Other ranks wait for this rank in the collectives of the whole model.
             .ends_with_failure = [this] { return is_part(); }});
-    joinable_ = std::make_unique<StepJoinable>("DistributedDataParallel", group_, *step_);
-    hooks_ = std::make_unique<GradientHooks>(
-        step_->hooked(), [step = step_.get()](int i) { step->on_gradient(i); },
-        [step = step_.get()] { return step->has_averages(); });
   }
 
   void detach() override {
-    hooks_.reset();
+    step_->unhook();
     reducer_->release();
   }
 
@@ -306,8 +277,19 @@ class DataParallelState final : public parallel::WholeModuleState {
   }
 
   [[nodiscard]] StepTiming timing() const override { return step_->clock().total(); }
-  [[nodiscard]] Joinable& joinable() override { return *joinable_; }
+  [[nodiscard]] Joinable& joinable() override { return *this; }
   [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
+
+  // Communicates only in backward(): the end of backward() is a round.
+  [[nodiscard]] std::string join_name() const override { return "DistributedDataParallel"; }
+  [[nodiscard]] const Group& join_group() const override { return group_; }
+  void set_join(std::shared_ptr<JoinLink> link) override { step_->set_join(std::move(link), this); }
+  void end_inputs() override { step_->clear_averages(); }
+  [[nodiscard]] bool shadow(int /*round*/, const JoinRound& ranks) override {
+    step_->shadow(ranks);
+    return true;
+  }
+  void leave(int /*round*/) override { step_->leave(); }
 
  private:
   std::shared_ptr<torch::nn::Module> module_;
@@ -316,8 +298,6 @@ class DataParallelState final : public parallel::WholeModuleState {
   std::vector<NamedParameter> parameters_;
   std::shared_ptr<BucketReducer> reducer_;
   std::shared_ptr<BackwardStep> step_;
-  std::unique_ptr<StepJoinable> joinable_;
-  std::unique_ptr<GradientHooks> hooks_;
 };
 
 DistributedDataParallel::DistributedDataParallel(const ModuleRef& module, const Ranks& ranks,

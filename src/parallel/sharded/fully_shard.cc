@@ -6,7 +6,6 @@
 #include "layout/flat_layout.h"
 #include "module/checks.h"
 #include "module/tensors.h"
-#include "parallel/backward_hooks.h"
 #include "parallel/backward_step.h"
 #include "parallel/bucket.h"
 #include "parallel/handle_state.h"
@@ -25,7 +24,6 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -34,56 +32,14 @@
 #include <vector>
 
 namespace lockstep {
-
 namespace {
-
-// For a handle that also communicates in forward: a whole forward and backward is one round.
-class WholeStepJoinable final : public Joinable {
- public:
-  // Sets the function to call at the first use of a parameter in a forward; null: no function.
-  using OnForward = std::function<void(std::function<void()>)>;
-
-  // All arguments must outlive this object.
-  WholeStepJoinable(std::string name, const Group& group, parallel::BackwardStep& step,
-                    OnForward on_forward)
-      : name_(std::move(name)), group_(group), step_(step), on_forward_(std::move(on_forward)) {}
-
-  [[nodiscard]] std::string join_name() const override { return name_; }
-  [[nodiscard]] const Group& join_group() const override { return group_; }
-  void set_join(std::shared_ptr<JoinLink> link) override {
-    check(!link || link->options().empty_step, "Join: {} needs JoinOptions::empty_step", name_);
-    step_.set_join(link, nullptr);
-    link_ = link;
-    on_forward_(!link ? std::function<void()>() : [this, link] {
-      (void)link->announce(*this, step_.is_paused() ? accumulates : averages);
-    });
-  }
-  void end_inputs() override { step_.clear_averages(); }
-  [[nodiscard]] bool shadow(int round, const JoinRound& /*ranks*/) override {
-    if (round == accumulates) step_.pause();
-    ScopeExit over([&] {
-      if (round == accumulates) step_.resume();
-    });
-    std::shared_ptr<JoinLink>(link_)->run_empty_step();
-    return round == averages;
-  }
-
- private:
-  enum Round { averages, accumulates };
-
-  std::string name_;
-  const Group& group_;
-  parallel::BackwardStep& step_;
-  OnForward on_forward_;
-  std::shared_ptr<JoinLink> link_;
-};
 
 constexpr std::int64_t broadcast_bytes = std::int64_t{25} << 20;
 
 }  // namespace
 
 // The state that a handle, its scopes and its hooks share.
-class ShardedState final : public HandleState {
+class ShardedState final : public HandleState, public Joinable {
  public:
   // Local: checks the options.
   ShardedState(sharded::Groups the_groups, const ShardOptions& options)
@@ -131,20 +87,14 @@ class ShardedState final : public HandleState {
                                     abort(end.empty() ? reason : std::string_view(end));
                                   },
                               .ends_with_failure = [] { return true; }});
-    joinable_ = std::make_unique<WholeStepJoinable>(
-        "fully_shard()", groups->whole, *step,
-        [this](std::function<void()> call) { unsharder->on_forward(std::move(call)); });
-    hooks_ = std::make_unique<parallel::GradientHooks>(
-        step->hooked(), [step = step.get()](int i) { step->on_gradient(i); },
-        [step = step.get()] { return step->has_averages(); });
     sys::return_freed_memory();  // the whole parameters'
   }
 
   // Removes the hooks. Using a released parameter afterwards is an error that says why it has no
   // values.
   void detach() override {
-    hooks_.reset();
-    if (reducer) reducer->end();
+    step->unhook();
+    reducer->end();
     for (const auto& unit : unsharder->units())
       unit->abandon(
           "this parameter's values were divided over the ranks by fully_shard(), and its handle is "
@@ -208,7 +158,7 @@ class ShardedState final : public HandleState {
 
   [[nodiscard]] HandleMemory memory() const override {
     sharded::BufferPool::Bytes turns = pool_->bytes();
-    HandleMemory memory{.gradients = reducer ? reducer->kept_bytes() : 0,
+    HandleMemory memory{.gradients = reducer->kept_bytes(),
                         .in_flight = turns.taken,
                         .peak_in_flight = turns.peak,
                         .pooled = turns.free,
@@ -225,15 +175,37 @@ class ShardedState final : public HandleState {
   }
 
   [[nodiscard]] double seconds_waited() const override { return waits->seconds(); }
-  [[nodiscard]] Joinable& joinable() override { return *joinable_; }
+  [[nodiscard]] Joinable& joinable() override { return *this; }
   [[nodiscard]] StepTiming timing() const override { return step->clock().total(); }
   [[nodiscard]] const Group& group() const override { return groups->whole; }
   [[nodiscard]] std::optional<Mesh> mesh() const override { return groups->mesh; }
 
+  // Communicates in forward, too: a whole forward and backward is one round.
+  [[nodiscard]] std::string join_name() const override { return "fully_shard()"; }
+  [[nodiscard]] const Group& join_group() const override { return groups->whole; }
+  void set_join(std::shared_ptr<JoinLink> link) override {
+    check(!link || link->options().empty_step, "Join: {} needs JoinOptions::empty_step",
+          join_name());
+    step->set_join(link, nullptr);
+    link_ = link;
+    unsharder->on_forward(!link ? std::function<void()>() : [this, link] {
+      (void)link->announce(*this, step->is_paused() ? accumulates : averages);
+    });
+  }
+  void end_inputs() override { step->clear_averages(); }
+  [[nodiscard]] bool shadow(int round, const JoinRound& /*ranks*/) override {
+    if (round == accumulates) step->pause();
+    ScopeExit over([&] {
+      if (round == accumulates) step->resume();
+    });
+    std::shared_ptr<JoinLink>(link_)->run_empty_step();
+    return round == averages;
+  }
+
   void unshard() {
     step->check_module();
     unsharder->invalidate();
-    hooks_.reset();
+    step->unhook();
     reducer->end();
     for (const auto& unit : unsharder->units()) unit->hand_back();
   }
@@ -251,6 +223,8 @@ class ShardedState final : public HandleState {
   std::shared_ptr<sharded::Offload> offload;  // null: nothing is offloaded
 
  private:
+  enum Round { averages, accumulates };
+
   [[nodiscard]] CallOptions call() const {
     return {.tag = "fully_shard", .timeout = options_.timeout};
   }
@@ -313,8 +287,7 @@ class ShardedState final : public HandleState {
   std::vector<sharded::UnitEntry> places_;  // of the module's parameters, each once, in its order
   std::map<const void*, sharded::UnitEntry> by_tensor_;
   std::shared_ptr<sharded::BufferPool> pool_;
-  std::unique_ptr<Joinable> joinable_;
-  std::unique_ptr<parallel::GradientHooks> hooks_;
+  std::shared_ptr<JoinLink> link_;
 };
 
 ShardedModule fully_shard(const ModuleRef& module, const Ranks& ranks,
