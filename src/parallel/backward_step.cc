@@ -115,7 +115,11 @@ void BackwardStep::accept(int i) {
   const at::Tensor& gradient = parameter.grad();
   if (gradient.defined() && gradient.layout() != at::kStrided)
     throw_sparse_gradient(name, options_.strategy);
-  if (ready_[place]) throw_second_gradient(name);
+  if (ready_[place])
+    throw ReductionFailed(formatted(
+        "{} got a second gradient in one backward(), after the first was on its way: a nested "
+        "backward() uses it again, or two threads run backward() at once",
+        name));
   if (std::ranges::find(static_unused_, i) != static_unused_.end())
     throw_changed_graph(name, "has a gradient, and had none");
   ready_[place] = true;
@@ -202,7 +206,9 @@ void BackwardStep::reduce(const JoinRound& ranks, bool shadows) {
   contribute_absent(shadows);
   if (!shadows && (writes_.has_written() || reducer_->has_written())) status_.say_written();
   const bool exchanges = shadows || exchanges_status();
-  if (!exchanges) check_own_gradients();
+  if (!exchanges)
+    if (const std::string missing = describe_missing(status_, 0); !missing.empty())
+      throw_missing_gradients(missing, options_.strategy);
   reducer_->post_rest(status_, exchanges);
   if (buffers_) buffers_->post(options_.timeout, ranks.first_active);
   StepStatus all;
@@ -290,22 +296,15 @@ void BackwardStep::check_status(const StepStatus& all, int active) {
     post_notice(/*failed=*/false);
     const std::string ranks = notice_.finish(group_);
     reducer_->discard();
-    throw_failed_backward(all.failed(), group_.size(), ranks);
+    throw ReductionFailed(formatted(
+        "backward() ended with an exception on {} of {} ranks: {}; gradients are undefined on all",
+        all.failed(), group_.size(), ranks));
   }
   if (options_.find_unused_parameters) return;
   std::string missing = describe_missing(all, active);
   if (missing.empty()) return;
   reducer_->discard();
   throw_missing_gradients(missing, options_.strategy);
-}
-
-void BackwardStep::check_own_gradients() {
-  MissingGradients missing(0);
-  const auto& parameters = reducer_->parameters();
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    missing.add(parameters[i].name, status_.missing(static_cast<int>(i)), true);
-  if (const std::string text = missing.text(); !text.empty())
-    throw_missing_gradients(text, options_.strategy);
 }
 
 // Without a status exchange, no rank knows whether another rank has written, so all ranks compare
@@ -324,14 +323,23 @@ void BackwardStep::check_writes(const StepStatus& all, bool exchanges) {
 
 // Ranks without inputs report that all gradients are missing.
 std::string BackwardStep::describe_missing(const StepStatus& all, int active) const {
-  MissingGradients missing(active);
-  int joined = group_.size() - active;
+  constexpr std::size_t most_named = 8;
+  const int joined = active == 0 ? 0 : group_.size() - active;
+  std::size_t missing = 0;
+  std::vector<std::string> named;
   const auto& parameters = reducer_->parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    auto number = static_cast<int>(i);
-    missing.add(parameters[i].name, all.missing(number) - joined, status_.missing(number) > 0);
+    const auto number = static_cast<int>(i);
+    const int ranks = all.missing(number) - joined;
+    if (ranks == 0 || ++missing > most_named) continue;
+    named.push_back(parameters[i].name);
+    if (active > 0)
+      named.back() += formatted(" (on {} of {} ranks{})", ranks, active,
+                                status_.missing(number) > 0 ? ", this one too" : "");
   }
-  return missing.text();
+  std::string text = join(named);
+  if (missing > named.size()) text += formatted(" and {} more", missing - named.size());
+  return text;
 }
 
 void BackwardStep::adopt_order_of(int root) {

@@ -160,36 +160,13 @@ class Reducer {
   virtual void adopt_order(const std::vector<int>& order) = 0;
 };
 
-// Throw the gradient errors that DDP and fully_shard() have in common.
+// Throw the gradient errors that strategies have in common.
 [[noreturn]] void throw_sparse_gradient(const std::string& parameter, std::string_view strategy);
-[[noreturn]] void throw_second_gradient(const std::string& parameter);
-// `ranks`: FailureNotice::finish().
-[[noreturn]] void throw_failed_backward(int failed_ranks, int group_size, const std::string& ranks);
-// `parameters`: MissingGradients::text().
+// `parameters`: BackwardStep::describe_missing().
 [[noreturn]] void throw_missing_gradients(const std::string& parameters, std::string_view strategy);
 
 // Throws the error of a changed graph with static_graph. `what`: "has a gradient, and had none".
 [[noreturn]] void throw_changed_graph(const std::string& parameter, std::string_view what);
-// A communication hook returned `found` for a bucket; a tensor like `expected` is required.
-[[noreturn]] void throw_hook_result(const std::string& hook, const std::string& bucket,
-                                    const at::Tensor& expected, const at::Tensor& found);
-
-// Parameters without a gradient, for a message: names the first few and counts the rest.
-class MissingGradients {
- public:
-  // 0: only this rank is known.
-  explicit MissingGradients(int group_size) : group_size_(group_size) {}
-
-  // `ranks`: the number of ranks without the gradient; 0: none. `here`: this rank is one of them.
-  void add(const std::string& parameter, int ranks, bool here);
-  // "fc.weight (on 1 of 3 ranks, this one too) and 2 more"; empty when nothing is missing.
-  [[nodiscard]] std::string text() const;
-
- private:
-  int group_size_;
-  std::size_t missing_ = 0;
-  std::vector<std::string> named_;
-};
 
 // FailureNotice: tells all ranks which ranks' backward() was ended by an exception, and the texts
 // of these exceptions if they are known. The texts of Lockstep's own exceptions are known; LibTorch
@@ -284,7 +261,6 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   // Returns true if the ranks exchange their status at the end of a backward().
   [[nodiscard]] bool exchanges_status();
   [[nodiscard]] bool has_join();
-  void check_own_gradients() LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] bool divides_by_active();
   void contribute_static_unused() LOCKSTEP_REQUIRES(mutex_);
   void check_static_graph() LOCKSTEP_REQUIRES(mutex_);
@@ -299,6 +275,9 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   [[nodiscard]] bool all_ready() const LOCKSTEP_REQUIRES(mutex_) {
     return observed_.size() + static_unused_.size() == ready_.size();
   }
+  // Names the first few parameters without a gradient on `active` ranks and counts the rest:
+  // "fc.weight (on 1 of 3 ranks, this one too) and 2 more"; empty if no gradient is missing.
+  // `active` 0: `all` is the status of this rank alone, and ranks are not counted.
   [[nodiscard]] std::string describe_missing(const StepStatus& all, int active) const
       LOCKSTEP_REQUIRES(mutex_);
 

@@ -1,7 +1,6 @@
 // The errors and notices of a backward() that failed (backward_step.h).
 #include "base/escaped.h"
 #include "base/format.h"
-#include "base/text.h"
 #include "parallel/backward_step.h"
 
 #include <lockstep/parallel/handle.h>
@@ -13,11 +12,6 @@
 #include <utility>
 
 namespace lockstep::parallel {
-namespace {
-
-constexpr std::size_t most_named = 8;
-
-}  // namespace
 
 void throw_sparse_gradient(const std::string& parameter, std::string_view strategy) {
   throw ReductionFailed(formatted(
@@ -25,19 +19,6 @@ void throw_sparse_gradient(const std::string& parameter, std::string_view strate
       "sparse(true), or train the table in a parameter server, which takes sparse gradients "
       "(by_rows)",
       parameter, strategy));
-}
-
-void throw_second_gradient(const std::string& parameter) {
-  throw ReductionFailed(formatted(
-      "{} got a second gradient in one backward(), after the first was on its way: a nested "
-      "backward() uses it again, or two threads run backward() at once",
-      parameter));
-}
-
-void throw_failed_backward(int failed_ranks, int group_size, const std::string& ranks) {
-  throw ReductionFailed(formatted(
-      "backward() ended with an exception on {} of {} ranks: {}; gradients are undefined on all",
-      failed_ranks, group_size, ranks));
 }
 
 void throw_missing_gradients(const std::string& parameters, std::string_view strategy) {
@@ -52,30 +33,6 @@ void throw_changed_graph(const std::string& parameter, std::string_view what) {
       formatted("static_graph: {} {} in the first step; take find_unused_parameters for a module "
                 "that uses others from step to step",
                 parameter, what));
-}
-
-void throw_hook_result(const std::string& hook, const std::string& bucket,
-                       const at::Tensor& expected, const at::Tensor& found) {
-  auto text = [](const at::Tensor& tensor) {
-    if (!tensor.defined()) return std::string("an undefined tensor");
-    return formatted("{} of shape [{}]", c10::toString(tensor.scalar_type()),
-                     listed(tensor.sizes(), ", "));
-  };
-  throw ReductionFailed(formatted("communication hook {}: expected {} for {}, found {}", hook,
-                                  text(expected), bucket, text(found)));
-}
-
-void MissingGradients::add(const std::string& parameter, int ranks, bool here) {
-  if (ranks == 0 || ++missing_ > most_named) return;
-  if (group_size_ == 0) return named_.push_back(parameter);
-  named_.push_back(formatted("{} (on {} of {} ranks{})", parameter, ranks, group_size_,
-                             here ? ", this one too" : ""));
-}
-
-std::string MissingGradients::text() const {
-  std::string text = join(named_);
-  if (missing_ > named_.size()) text += formatted(" and {} more", missing_ - named_.size());
-  return text;
 }
 
 namespace {

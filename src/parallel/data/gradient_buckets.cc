@@ -273,9 +273,15 @@ void GradientBuckets::finish_hook() {
 
 void GradientBuckets::take_result(const parallel::Bucket& bucket, const at::Tensor& values) const {
   at::Tensor place = bucket.reducible().view({-1});
+  auto text = [](const at::Tensor& tensor) {
+    if (!tensor.defined()) return std::string("an undefined tensor");
+    return formatted("{} of shape [{}]", c10::toString(tensor.scalar_type()),
+                     listed(tensor.sizes(), ", "));
+  };
   if (!values.defined() || values.sizes() != place.sizes() ||
       values.scalar_type() != place.scalar_type())
-    parallel::throw_hook_result(hook_->describe(), bucket.name(), place, values);
+    throw ReductionFailed(formatted("communication hook {}: expected {} for {}, found {}",
+                                    hook_->describe(), text(place), bucket.name(), text(values)));
   if (values.const_data_ptr() != place.const_data_ptr()) place.copy_(values);
 }
 
