@@ -170,7 +170,7 @@ Joinable& HandleState::joinable() {
 
 const Group& Handle::group() const { return state()->group(); }
 
-std::optional<Mesh> Handle::mesh() const { return state()->mesh(); }
+std::optional<Mesh> Handle::mesh() const { return state()->ranks().mesh(); }
 
 at::Tensor cut_part(const at::Tensor& whole, const Part& part) {
   at::NoGradGuard no_grad;
@@ -230,19 +230,18 @@ HandleMemory memory_of(const std::vector<Part>& parameters) {
   return memory;
 }
 
-WholeModuleState::WholeModuleState(Group group, std::vector<Part> trained, ListParts list,
+WholeModuleState::WholeModuleState(const Ranks& ranks, std::vector<Part> trained, ListParts list,
                                    Holds holds)
-    : HandleState(holds),
-      group_(std::move(group)),
+    : HandleState(ranks, holds),
+      group_(ranks.group()),
       trained_(std::move(trained)),
       list_(std::move(list)) {
   aborts(group_);
 }
 
-WholeModuleState::WholeModuleState(const torch::nn::Module& module, Group group,
+WholeModuleState::WholeModuleState(const torch::nn::Module& module, const Ranks& ranks,
                                    std::vector<std::string> ignored)
-    : WholeModuleState(std::move(group),
-                       whole_parts(modules::tensors_of(module, ignored).parameters),
+    : WholeModuleState(ranks, whole_parts(modules::tensors_of(module, ignored).parameters),
                        [&module, ignored] { return whole_state_parts(module, ignored); }) {}
 
 void WholeModuleState::zero_grad(bool set_to_none) {
@@ -263,9 +262,7 @@ constexpr std::int64_t bytes_at_once = std::int64_t{25} << 20;
 LocalModelState::LocalModelState(const ModuleRef& module, const Ranks& ranks,
                                  const std::string& strategy, std::vector<std::string> options,
                                  std::optional<Duration> timeout)
-    : WholeModuleState(*module.shared(strategy), ranks.group()),
-      module_(module.shared(strategy)),
-      mesh_(ranks.mesh()) {
+    : WholeModuleState(*module.shared(strategy), ranks), module_(module.shared(strategy)) {
   CallOptions call{.tag = strategy, .timeout = timeout};
   modules::ModuleTensors tensors = modules::tensors_of(*module_);
   std::vector<std::string> lines = std::move(options);
@@ -399,8 +396,7 @@ class SeparateParts final : public CompositeState {
   // `handles`: the group() of the first one has all ranks; each uses the names of its tensors in
   // `module`.
   SeparateParts(const torch::nn::Module& module, std::vector<Handle> handles)
-      : CompositeState(handles.front().group(), handles.front().mesh()),
-        handles_(std::move(handles)) {
+      : CompositeState(of(handles.front()).ranks()), handles_(std::move(handles)) {
     for (const NamedParameter& entry : modules::state_entries(module)) {
       std::vector<std::string>& names = names_.emplace_back(modules::names_of(entry));
       for (const std::string& name : names) place_.emplace(name, names_.size() - 1);

@@ -16,11 +16,9 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -114,17 +112,15 @@ class StepClock {
 
 }  // namespace lockstep::parallel
 
-namespace torch::nn {
-class Module;
-}
-
 namespace lockstep {
 
 class HandleState {
  public:
   // The part of the module that each rank has.
   enum class Holds { wholes, parts };
-  explicit HandleState(Holds holds = Holds::parts) : holds_(holds) {}
+  // `ranks`: for Handle::group() and Handle::mesh().
+  explicit HandleState(Ranks ranks, Holds holds = Holds::parts)
+      : ranks_(std::move(ranks)), holds_(holds) {}
   virtual ~HandleState() = default;
 
   // Local. Called once, before other members are destroyed: releases the module.
@@ -159,8 +155,8 @@ class HandleState {
   [[nodiscard]] static std::function<void(std::string_view)> abort_of(const Handle& handle);
   // Throws InvalidArgument if the strategy cannot join.
   [[nodiscard]] virtual Joinable& joinable();
-  [[nodiscard]] virtual const Group& group() const = 0;
-  [[nodiscard]] virtual std::optional<Mesh> mesh() const { return std::nullopt; }
+  [[nodiscard]] const Ranks& ranks() const { return ranks_; }
+  [[nodiscard]] const Group& group() const { return ranks_.group(); }
   // Throws InvalidArgument if ranks may have different values of one model, which cannot be saved.
   virtual void check_one_model() const {}
 
@@ -203,6 +199,7 @@ class HandleState {
   };
   static void abort_all(const Ends& ends, std::string_view reason) noexcept;
 
+  const Ranks ranks_;
   const Holds holds_;
   const std::shared_ptr<Ends> ends_ = std::make_shared<Ends>();
   std::atomic<int> no_sync_scopes_ = 0;  // read by threads of backward()
@@ -229,10 +226,10 @@ class WholeModuleState : public HandleState {
   using ListParts = std::function<std::vector<Part>()>;
 
   // `trained`: the parameters of an optimizer. `list` returns the parts to save and load.
-  WholeModuleState(Group group, std::vector<Part> trained, ListParts list,
+  WholeModuleState(const Ranks& ranks, std::vector<Part> trained, ListParts list,
                    Holds holds = Holds::wholes);
   // All parameters and buffers of a module, which outlives the handle; `ignored`: patterns.
-  explicit WholeModuleState(const torch::nn::Module& module, Group group = Group(),
+  explicit WholeModuleState(const torch::nn::Module& module, const Ranks& ranks = Group(),
                             std::vector<std::string> ignored = {});
 
   void detach() override {}
@@ -242,7 +239,6 @@ class WholeModuleState : public HandleState {
   [[nodiscard]] std::vector<Part> state_parts() override { return list_(); }
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] double seconds_waited() const override { return waits_->seconds(); }
-  [[nodiscard]] const Group& group() const override { return group_; }
 
   [[nodiscard]] WaitTime& waits() { return *waits_; }
 
@@ -258,9 +254,8 @@ class WholeModuleState : public HandleState {
 // The handle of a strategy that is made of others. It asks each of their handles.
 class CompositeState : public HandleState {
  public:
-  // `ranks` and `mesh`: those of all children together, for group() and mesh().
-  explicit CompositeState(Group ranks, std::optional<Mesh> mesh = {})
-      : ranks_(std::move(ranks)), mesh_(std::move(mesh)) {}
+  // `ranks`: those of all children together.
+  explicit CompositeState(Ranks ranks) : HandleState(std::move(ranks)) {}
 
   // Derived classes then release the handles that they own.
   void detach() override { children_.clear(); }
@@ -277,8 +272,6 @@ class CompositeState : public HandleState {
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;
   [[nodiscard]] double seconds_waited() const override;
-  [[nodiscard]] const Group& group() const override { return ranks_; }
-  [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
 
  protected:
   // Call during construction. The derived class owns `child` until detach().
@@ -286,8 +279,6 @@ class CompositeState : public HandleState {
   [[nodiscard]] bool has_children() const { return !children_.empty(); }
 
  private:
-  const Group ranks_;
-  const std::optional<Mesh> mesh_;
   std::vector<HandleState*> children_;
 };
 
@@ -306,11 +297,8 @@ class LocalModelState : public parallel::WholeModuleState {
   LocalModelState(const ModuleRef& module, const Ranks& ranks, const std::string& strategy,
                   std::vector<std::string> options, std::optional<Duration> timeout);
 
-  [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
-
  protected:
   const std::shared_ptr<torch::nn::Module> module_;
-  const std::optional<Mesh> mesh_;
   std::vector<NamedParameter> parameters_;
 };
 

@@ -21,7 +21,7 @@ using namespace test;
 class ListedParts final : public HandleState {
  public:
   ListedParts(Group group, std::vector<Part> parts)
-      : group_(std::move(group)), parts_(std::move(parts)) {}
+      : HandleState(std::move(group)), parts_(std::move(parts)) {}
 
   void detach() override {}
   [[nodiscard]] std::vector<Part> named_parameters() const override { return parts_; }
@@ -32,13 +32,11 @@ class ListedParts final : public HandleState {
   void end_load(bool complete) override { complete_ = complete; }
   [[nodiscard]] HandleMemory memory() const override { return {}; }
   [[nodiscard]] double seconds_waited() const override { return 0; }
-  [[nodiscard]] const Group& group() const override { return group_; }
 
   int loads_ = 0;
   bool complete_ = false;
 
  private:
-  Group group_;
   std::vector<Part> parts_;
 };
 

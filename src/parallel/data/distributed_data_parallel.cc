@@ -8,7 +8,6 @@
 #include "parallel/data/checks.h"
 #include "parallel/data/gradient_buckets.h"
 #include "parallel/handle_state.h"
-#include "parallel/state_dict.h"
 
 #include <lockstep/dispatch/deferred_init.h>
 #include <lockstep/parallel/join.h>
@@ -16,9 +15,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -204,14 +201,13 @@ std::vector<std::string> describe(const modules::ModuleTensors& tensors,
 
 class DataParallelState final : public parallel::WholeModuleState, public Joinable {
  public:
-  DataParallelState(std::shared_ptr<torch::nn::Module> module, Group group,
-                    std::optional<Mesh> mesh, const DistributedDataParallelOptions& options)
-      : WholeModuleState(*module, std::move(group), options.ignored),
+  DataParallelState(std::shared_ptr<torch::nn::Module> module, const Ranks& ranks,
+                    const DistributedDataParallelOptions& options)
+      : WholeModuleState(*module, ranks, options.ignored),
         module_(std::move(module)),
-        mesh_(std::move(mesh)),
         hook_(options.hook) {
     data_parallel::check_options(options);
-    if (mesh_) aborts(*mesh_);
+    if (ranks.mesh()) aborts(*ranks.mesh());
     CallOptions call{.tag = "DistributedDataParallel", .timeout = options.timeout};
     modules::ModuleTensors tensors = modules::tensors_of(*module_, options.ignored);
     modules::check_same_lines(group_, describe(tensors, options), call);
@@ -278,7 +274,6 @@ class DataParallelState final : public parallel::WholeModuleState, public Joinab
 
   [[nodiscard]] StepTiming timing() const override { return step_->clock().total(); }
   [[nodiscard]] Joinable& joinable() override { return *this; }
-  [[nodiscard]] std::optional<Mesh> mesh() const override { return mesh_; }
 
   // Communicates only in backward(): the end of backward() is a round.
   [[nodiscard]] std::string join_name() const override { return "DistributedDataParallel"; }
@@ -293,7 +288,6 @@ class DataParallelState final : public parallel::WholeModuleState, public Joinab
 
  private:
   std::shared_ptr<torch::nn::Module> module_;
-  std::optional<Mesh> mesh_;
   std::shared_ptr<CommunicationHook> hook_;
   std::vector<NamedParameter> parameters_;
   std::shared_ptr<BucketReducer> reducer_;
@@ -302,8 +296,8 @@ class DataParallelState final : public parallel::WholeModuleState, public Joinab
 
 DistributedDataParallel::DistributedDataParallel(const ModuleRef& module, const Ranks& ranks,
                                                  const Options& options)
-    : Handle(std::make_shared<DataParallelState>(module.shared("DistributedDataParallel"),
-                                                 ranks.group(), ranks.mesh(), options)) {}
+    : Handle(std::make_shared<DataParallelState>(module.shared("DistributedDataParallel"), ranks,
+                                                 options)) {}
 
 }  // namespace lockstep
 

@@ -41,9 +41,10 @@ constexpr std::int64_t broadcast_bytes = std::int64_t{25} << 20;
 // The state that a handle, its scopes and its hooks share.
 class ShardedState final : public HandleState, public Joinable {
  public:
-  // Local: checks the options.
-  ShardedState(sharded::Groups the_groups, const ShardOptions& options)
-      : groups(std::make_shared<sharded::Groups>(std::move(the_groups))),
+  // Collective. Checks the options.
+  ShardedState(const Ranks& ranks, const ShardOptions& options)
+      : HandleState(ranks),
+        groups(std::make_shared<sharded::Groups>(sharded::groups_on(ranks))),
         deferred(options.reduce_in_step ? std::make_shared<sharded::LazyGradients>() : nullptr),
         unsharder(std::make_unique<sharded::Unsharder>(options.level, options.prefetch,
                                                        groups->gather, groups->reduce,
@@ -55,7 +56,7 @@ class ShardedState final : public HandleState, public Joinable {
     sharded::check_options(options);
     for (const Group& group : {groups->whole, groups->gather, groups->reduce, groups->replicas})
       aborts(group);
-    if (groups->mesh) aborts(*groups->mesh);
+    if (ranks.mesh()) aborts(*ranks.mesh());
     if (!options.offload.empty() || options.offload_to_host)
       offload = std::make_shared<sharded::Offload>(options.offload);
   }
@@ -177,8 +178,6 @@ class ShardedState final : public HandleState, public Joinable {
   [[nodiscard]] double seconds_waited() const override { return waits->seconds(); }
   [[nodiscard]] Joinable& joinable() override { return *this; }
   [[nodiscard]] StepTiming timing() const override { return step->clock().total(); }
-  [[nodiscard]] const Group& group() const override { return groups->whole; }
-  [[nodiscard]] std::optional<Mesh> mesh() const override { return groups->mesh; }
 
   // Communicates in forward, too: a whole forward and backward is one round.
   [[nodiscard]] std::string join_name() const override { return "fully_shard()"; }
@@ -294,7 +293,7 @@ ShardedModule fully_shard(const ModuleRef& module, const Ranks& ranks,
                           const ShardOptions& options) {
   std::shared_ptr<torch::nn::Module> whole = module.shared("fully_shard");
   c10::InferenceMode off(false);
-  auto state = std::make_shared<ShardedState>(sharded::groups_on(ranks), options);
+  auto state = std::make_shared<ShardedState>(ranks, options);
   state->complete(std::move(whole));
   return ShardedModule(std::move(state));
 }

@@ -271,7 +271,7 @@ Groups groups_on(const Ranks& ranks) {
     replicas = names.size() == 1 ? mesh[names.front()] : mesh.sub_mesh(names).group();
     replicas = replicas.split(0);
   }
-  return {ranks.group(), shards.split(0), shards.split(0), replicas, ranks.mesh()};
+  return {ranks.group(), shards.split(0), shards.split(0), replicas};
 }
 
 }  // namespace lockstep::sharded

@@ -27,7 +27,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,11 +37,10 @@ namespace lockstep::sharded {
 // of a kind in the same order, while the kinds may interleave differently. The handle owns them;
 // its parts and slices refer to them.
 struct Groups {
-  Group whole;                              // all ranks: status, buffers, checks
-  Group gather;                             // values of units
-  Group reduce;                             // gradients of units
-  Group replicas;                           // ranks with the same shard
-  std::optional<Mesh> mesh = std::nullopt;  // the mesh of the handle, if it was made on one
+  Group whole;     // all ranks: status, buffers, checks
+  Group gather;    // values of units
+  Group reduce;    // gradients of units
+  Group replicas;  // ranks with the same shard
 };
 
 // Collective. The last axis of a mesh shards; the ranks along its other axes are replicas.

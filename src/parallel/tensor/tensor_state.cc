@@ -45,7 +45,7 @@ void connect_ring(const Mesh& mesh) {
 
 TensorParallelState::TensorParallelState(std::shared_ptr<torch::nn::Module> module,
                                          const Mesh& tensors, const TensorCut& how, const Mesh& all)
-    : CompositeState(all.group(), all),
+    : CompositeState(all),
       module_(std::move(module)),
       kept_group_(std::make_shared<Group>(tensors["tp"])),
       tensors_(tensors) {
