@@ -281,6 +281,8 @@ LocalModelState::LocalModelState(const ModuleRef& module, const Ranks& ranks,
 namespace lockstep::parallel {
 namespace {
 
+// Combines memories for the state of one optimizer: state is allocated in the first one, and advice
+// goes to each.
 class StateMemories final : public optim::StateMemory {
  public:
   explicit StateMemories(std::vector<std::shared_ptr<optim::StateMemory>> memories)
@@ -302,15 +304,6 @@ class StateMemories final : public optim::StateMemory {
  private:
   std::vector<std::shared_ptr<optim::StateMemory>> memories_;
 };
-
-// Combines memories for the state of one optimizer: state is allocated in the first one, and advice
-// goes to each. Null memories are left out. Returns null if all are null.
-std::shared_ptr<optim::StateMemory> one_of(
-    std::vector<std::shared_ptr<optim::StateMemory>> memories) {
-  std::erase(memories, nullptr);
-  if (memories.size() > 1) return std::make_shared<StateMemories>(std::move(memories));
-  return memories.empty() ? nullptr : std::move(memories.front());
-}
 
 }  // namespace
 
@@ -377,8 +370,10 @@ HandleMemory CompositeState::memory() const {
 
 std::shared_ptr<optim::StateMemory> CompositeState::state_memory() const {
   std::vector<std::shared_ptr<optim::StateMemory>> all;
-  for (const HandleState* child : children_) all.push_back(child->state_memory());
-  return one_of(std::move(all));
+  for (const HandleState* child : children_)
+    if (auto one = child->state_memory()) all.push_back(std::move(one));
+  if (all.size() > 1) return std::make_shared<StateMemories>(std::move(all));
+  return all.empty() ? nullptr : std::move(all.front());
 }
 
 double CompositeState::seconds_waited() const {

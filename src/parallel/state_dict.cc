@@ -210,13 +210,13 @@ struct Whole {
     }
   };
 
-  std::vector<std::string> names;  // over all ranks
+  std::vector<std::string> names = {};  // over all ranks
   std::vector<std::int64_t> sizes;
   at::ScalarType dtype{};
   c10::DeviceType device{};
-  std::vector<Piece> pieces;
+  std::vector<Piece> pieces = {};
   int ranks_with_all = 0;
-  std::vector<Part> own;  // parts of this rank
+  std::vector<Part> own = {};  // parts of this rank
 };
 
 bool has_all(const Part& part) {
@@ -230,7 +230,9 @@ class WholeModel {
   explicit WholeModel(HandleState& state) : group_(state.group()) {
     std::vector<Part> parts = state.state_parts();
     is_local_ = state.holds_wholes() || group_.size() == 1;
-    const std::vector<Part> shared = without_ignored(parts);
+    // Values that belong to no whole tensor are not sent to other ranks.
+    std::vector<Part> shared = parts;
+    std::erase_if(shared, [](const Part& part) { return part.kind == PartKind::ignored; });
     if (is_local_) {
       for (const Part& one : shared) add(one, group_.rank());
     } else {
@@ -254,12 +256,6 @@ class WholeModel {
   [[nodiscard]] Group& group() { return group_; }
 
  private:
-  // Values that belong to no whole tensor are not sent to other ranks.
-  static std::vector<Part> without_ignored(std::vector<Part> parts) {
-    std::erase_if(parts, [](const Part& part) { return part.kind == PartKind::ignored; });
-    return parts;
-  }
-
   // Returns the whole tensor of the part; adds a new one if no earlier part has any of its names.
   Whole& whole_of(const Part& part) {
     const std::vector<std::string> names = names_of(part);
@@ -267,12 +263,9 @@ class WholeModel {
         names, [this](const std::string& name) { return places_.contains(name); });
     const std::size_t place = known == names.end() ? tensors_.size() : places_.at(*known);
     if (place == tensors_.size())
-      tensors_.push_back({.names = {},
-                          .sizes = part.slice.sizes,
+      tensors_.push_back({.sizes = part.slice.sizes,
                           .dtype = part.tensor.scalar_type(),
-                          .device = part.tensor.device().type(),
-                          .pieces = {},
-                          .own = {}});
+                          .device = part.tensor.device().type()});
     Whole& one = tensors_[place];
     for (const std::string& name : names)
       if (places_.emplace(name, place).second) one.names.push_back(name);

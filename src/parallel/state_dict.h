@@ -4,7 +4,6 @@
 #include "parallel/handle_state.h"
 
 #include <lockstep/comm/group.h>
-#include <lockstep/layout/tensor_slice.h>
 #include <lockstep/module/named_parameters.h>
 #include <lockstep/parallel/handle.h>
 

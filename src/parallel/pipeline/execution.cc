@@ -176,11 +176,6 @@ std::string tag_of(const plan::Result& result) {
 
 }  // namespace
 
-P2PExchange::P2PExchange(Group& group, std::span<const plan::Action> order,
-                         const std::vector<int>& ranks, const Batch& batch, SpecCache& book,
-                         MailboxOptions options)
-    : group_(group), order_(order), ranks_(ranks), batch_(batch), book_(book), options_(options) {}
-
 std::optional<int> P2PExchange::destination_of(const plan::Result& result) const {
   const int next = result.is_gradient ? result.stage - 1 : result.stage + 1;
   if (next < 0 || next >= static_cast<int>(ranks_.size())) return std::nullopt;
@@ -228,7 +223,7 @@ void P2PExchange::post_receive(const plan::Result& result) {
   Expected& expected = expected_[result.key()];
   for (const TensorMeta& spec : specs_for(result, source)) {
     if (result.is_gradient && !spec.requires_grad) continue;
-    const auto options = at::TensorOptions(spec.dtype).device(options_.device);
+    const auto options = at::TensorOptions(spec.dtype).device(device_);
     at::Tensor tensor = group_.empty_shared(spec.sizes, options);
     expected.works.push_back(group_.recv(tensor, source, call(tag)));
     if (!result.is_gradient && spec.requires_grad) tensor.set_requires_grad(true);

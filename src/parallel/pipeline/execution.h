@@ -38,17 +38,21 @@ namespace lockstep::pipeline {
 // The tensors that the forwards of one kind of step pass on, by stage and rows of the micro-batch.
 using SpecCache = std::map<std::pair<int, std::int64_t>, Specs>;
 
-struct MailboxOptions {
-  c10::Device device = c10::kCPU;
-  std::optional<Duration> timeout = std::nullopt;
-};
-
 class P2PExchange {
  public:
   // `order`: the actions of all ranks in this step, as plan::posting_order() returns them. `ranks`:
-  // the rank of each stage. All arguments but the options must outlive this object.
+  // the rank of each stage. `device`: of received tensors. All references must stay valid during
+  // the lifetime of this object.
   P2PExchange(Group& group, std::span<const plan::Action> order, const std::vector<int>& ranks,
-              const Batch& batch, SpecCache& book, MailboxOptions options);
+              const Batch& batch, SpecCache& book, c10::Device device,
+              std::optional<Duration> timeout)
+      : group_(group),
+        order_(order),
+        ranks_(ranks),
+        batch_(batch),
+        book_(book),
+        device_(device),
+        timeout_(timeout) {}
 
   // Posts the receives that precede an action of this rank in the order. Blocks for descriptions
   // that the book lacks. Call before each own action.
@@ -79,7 +83,7 @@ class P2PExchange {
   // failed.
   void drop_arrived();
   [[nodiscard]] CallOptions call(const std::string& tag) const {
-    return {.tag = tag, .timeout = options_.timeout};
+    return {.tag = tag, .timeout = timeout_};
   }
 
   Group& group_;
@@ -87,7 +91,8 @@ class P2PExchange {
   const std::vector<int>& ranks_;  // of stages
   const Batch& batch_;
   SpecCache& book_;
-  const MailboxOptions options_;
+  const c10::Device device_;
+  const std::optional<Duration> timeout_;
   std::size_t next_ = 0;                                  // in the order
   std::unordered_map<std::uint64_t, Expected> expected_;  // by plan::Result::key()
   std::vector<Work> sent_;

@@ -15,7 +15,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
@@ -135,8 +134,8 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
   const plan::Schedule& schedule = trains ? schedule_ : forwards;
   const std::vector<plan::Action> order = trains ? order_ : plan::posting_order(schedule);
   const auto& actions = schedule.ranks[static_cast<std::size_t>(group_.rank())];
-  pipeline::P2PExchange p2p(group_, order, ranks_, batch, spec_cache_[batch.kind()],
-                            {.device = device(), .timeout = options_.timeout});
+  pipeline::P2PExchange p2p(group_, order, ranks_, batch, spec_cache_[batch.kind()], device(),
+                            options_.timeout);
   pipeline::Execution execution(
       schedule, batch, kind, p2p,
       {runs_, loss_, [this](const plan::Action& action) { stages_->before_backward(action); }});
@@ -214,7 +213,7 @@ void PipelineState::zero_grad(bool set_to_none) {
   ties_.forget_gradients();
 }
 
-PipelineState::IsOwn PipelineState::own_parts() const {
+std::vector<Part> PipelineState::state_parts() {
   std::set<std::string> elsewhere;
   for (const pipeline::StageEntry& entry : stages_->entries())
     if (ranks_[static_cast<std::size_t>(entry.stage)] != group_.rank())
@@ -223,19 +222,12 @@ PipelineState::IsOwn PipelineState::own_parts() const {
   // listed on each of these ranks: a load must write all copies, and a save takes the copy of the
   // lowest rank.
   std::set<std::pair<std::string, std::vector<std::int64_t>>> had;
-  return [elsewhere = std::move(elsewhere), had = std::move(had)](const Part& part) mutable {
+  std::vector<Part> list;
+  for (Part& part : CompositeState::state_parts()) {
     std::vector<std::int64_t> place = part.slice.box.offsets;
     place.insert(place.end(), {part.slice.range.begin, part.slice.range.end});
     const bool is_here = part.kind == PartKind::buffer || !elsewhere.contains(part.name);
-    return is_here && had.emplace(part.name, std::move(place)).second;
-  };
-}
-
-std::vector<Part> PipelineState::state_parts() {
-  const IsOwn is_own = own_parts();
-  std::vector<Part> list;
-  for (Part& part : CompositeState::state_parts()) {
-    if (!is_own(part)) continue;
+    if (!is_here || !had.emplace(part.name, std::move(place)).second) continue;
     // Stages on other ranks may have other names for the tensor.
     part.aliases = stages_->entry_named(part.name).names;
     std::erase(part.aliases, part.name);

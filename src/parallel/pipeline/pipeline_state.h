@@ -15,7 +15,6 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -111,9 +110,6 @@ class PipelineState final : public parallel::CompositeState {
   Result run(pipeline::StepKind kind, const pipeline::Batch& batch, Progress& now);
   Result execute(pipeline::StepKind kind, const pipeline::Batch& batch, Progress& now);
   void fail(const Progress& now, const char* what) noexcept;
-  // Returns true if a part belongs to this rank and this is the first call for it.
-  using IsOwn = std::function<bool(const Part&)>;
-  [[nodiscard]] IsOwn own_parts() const;
   [[nodiscard]] at::Tensor on_all_ranks(pipeline::StepKind kind, const at::Tensor& loss);
   [[nodiscard]] at::Tensor sent_on_device(at::ScalarType dtype, const at::Tensor& loss);
   [[nodiscard]] CallOptions call(const std::string& tag) const {
