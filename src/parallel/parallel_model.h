@@ -3,7 +3,6 @@
 
 #include "parallel/handle_state.h"
 #include "parallel/pipeline/stage_run.h"
-#include "parallel/tensor/experts.h"
 
 #include <lockstep/global/placement.h>
 #include <lockstep/mesh/mesh.h>
@@ -78,12 +77,13 @@ struct ParallelModelParts {
   PipelineLoss plan_loss;
   // With pp: the loss of the current step, which the pipeline's loss calls.
   std::shared_ptr<PipelineLoss> step_loss;
-  std::optional<pipeline::StageRun> whole;              // without pp: the model as one stage
-  std::optional<pipeline::SequenceSharding> sequences;  // with cp
-  std::optional<ActivationCheckpoints> checkpoints;
   std::string plan;
-  std::vector<TrainedParts> trained;
-  std::shared_ptr<tensor_parallel::TokenExchange::Sent> tokens;  // sent by this rank
+  std::optional<pipeline::StageRun> whole = {};              // without pp: the model as one stage
+  std::optional<pipeline::SequenceSharding> sequences = {};  // with cp
+  std::optional<ActivationCheckpoints> checkpoints = {};
+  std::vector<TrainedParts> trained = {};
+  // Tokens that this rank has sent.
+  std::shared_ptr<GroupTraffic> tokens = std::make_shared<GroupTraffic>();
 };
 
 }  // namespace lockstep

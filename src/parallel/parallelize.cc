@@ -8,7 +8,6 @@
 
 #include <lockstep/parallel/sharded/fully_shard.h>
 
-#include <algorithm>
 #include <map>
 #include <optional>
 #include <utility>
@@ -192,12 +191,7 @@ std::shared_ptr<ParallelModelParts> Composition::parts() const {
                          .micro_batches = options_.micro_batches,
                          .plan_loss = plan_.loss,
                          .step_loss = std::make_shared<PipelineLoss>(),
-                         .whole = std::nullopt,
-                         .sequences = std::nullopt,
-                         .checkpoints = std::nullopt,
-                         .plan = text(),
-                         .trained = {},
-                         .tokens = std::make_shared<tensor_parallel::TokenExchange::Sent>()});
+                         .plan = text()});
   if (!options_.activation_checkpointing.empty())
     parts->checkpoints =
         checkpoint_activations(*model_, options_.activation_checkpointing, options_.activations);

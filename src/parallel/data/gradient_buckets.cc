@@ -54,7 +54,7 @@ void GradientBuckets::lay_out(std::size_t number) {
     place(i).bucket = number;
     place(i).entry = entry++;
   }
-  if (!lays_out()) return;
+  if (group_->size() == 1 && hook_ == nullptr) return;
   devices_.push_back(parameter(plan_[number].front()).device());
   buckets_.emplace_back();
   if (!is_alone(number)) (void)bucket(number);
@@ -200,10 +200,7 @@ void GradientBuckets::post_rest(const parallel::StepStatus& own, bool exchanges)
   exchanges_status_ = exchanges && !buckets_.empty();
   if (exchanges_status_ && status_rides_) status_place().copy_(status_.tensor());
   while (posted_ < plan_.size()) post_next();
-  if (exchanges_status_ && !status_rides_) post_status();
-}
-
-void GradientBuckets::post_status() {
+  if (!exchanges_status_ || status_rides_) return;
   status_sum_ = status_.tensor().clone().to(devices_.back());
   works_.push_back(
       group_->all_reduce(status_sum_, Op::sum, {.tag = "status", .timeout = timeout_}));

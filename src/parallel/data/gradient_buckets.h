@@ -103,8 +103,6 @@ class GradientBuckets {
   }
   [[nodiscard]] at::Tensor status_place() const;
   void post_next();
-  void post_status();
-  [[nodiscard]] bool lays_out() const { return group_->size() > 1 || hook_ != nullptr; }
   [[nodiscard]] GradientBucket bucket_of_hook(std::size_t number) const;
   // An exception of `run` ends the group.
   void run_hook(const std::function<void()>& run, const parallel::Bucket& bucket);

@@ -272,33 +272,25 @@ void UnitGradients::forward() {
   work_ = replicas_.all_reduce(buffer_.own_part(), Op::sum, call());
 }
 
-void UnitGradients::finish() {
-  wait();
-  if (replicas_.size() > 1) buffer_.own_part().div_(shards_.size() * replicas_.size());
-}
-
 void UnitGradients::publish(const std::vector<bool>& unused) {
   at::NoGradGuard no_grad;
-  finish();
+  wait();
+  if (replicas_.size() > 1) buffer_.own_part().div_(shards_.size() * replicas_.size());
   averages_->begin();
   for (int i = 0; i < static_cast<int>(unit_.slices().size()); ++i) {
     const at::Tensor& slice = unit_.slices()[static_cast<std::size_t>(i)];
-    if (!dispatch::has_gradient(slice)) slice.mutable_grad().reset();
-    if (unused.empty() || !unused[static_cast<std::size_t>(i)]) publish_slice(i);
+    at::Tensor& gradient = slice.mutable_grad();
+    if (!dispatch::has_gradient(slice)) gradient.reset();
+    if (!unused.empty() && unused[static_cast<std::size_t>(i)]) continue;
+    if (gradient.defined()) {
+      gradient.add_(averages_->values(i));
+    } else {
+      gradient = averages_->place(i);
+    }
   }
   averages_->end();
   filling_ = false;
   buffer_.give_back();
-}
-
-void UnitGradients::publish_slice(int i) {
-  const at::Tensor& slice = unit_.slices()[static_cast<std::size_t>(i)];
-  at::Tensor& gradient = slice.mutable_grad();
-  if (gradient.defined()) {
-    gradient.add_(averages_->values(i));
-  } else {
-    gradient = averages_->place(i);
-  }
 }
 
 void UnitGradients::clear(bool set_to_none) {

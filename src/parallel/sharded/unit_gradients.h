@@ -150,7 +150,6 @@ class UnitGradients {
   [[nodiscard]] std::int64_t kept_bytes() const;
 
  private:
-  void publish_slice(int i);
   [[nodiscard]] Op op() const { return replicas_.size() == 1 ? Op::average : Op::sum; }
   [[nodiscard]] CallOptions call() const {
     return {.tag = tag_, .timeout = unit_.settings().options.timeout};
@@ -159,7 +158,6 @@ class UnitGradients {
   [[nodiscard]] bool in_place(int i) const;
   void wait();
   void begin();
-  void finish();
 
   const Unit& unit_;
   Group& shards_;

@@ -5,8 +5,6 @@
 #include "dispatch/lazy_storage.h"
 #include "parallel/write_watch.h"
 
-#include <lockstep/base/error.h>
-
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -131,12 +129,7 @@ bool UnitReducer::contribute_absent(int i) {
 void UnitReducer::post_rest(const parallel::StepStatus& own, bool exchanges) {
   post_ready();
   status_ = own;
-  if (exchanges) post_status(own);
-}
-
-void UnitReducer::post_status(const parallel::StepStatus& own) {
-  status_ = own;
-  if (groups_.whole.size() == 1) return;
+  if (!exchanges || groups_.whole.size() == 1) return;
   sent_ = status_.tensor().to(parameter(0).device(), /*non_blocking=*/false, /*copy=*/true);
   sent_work_ = groups_.whole.all_reduce(sent_, Op::sum,
                                         {.tag = "end of backward", .timeout = options_.timeout});

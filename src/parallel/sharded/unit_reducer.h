@@ -63,7 +63,6 @@ class UnitReducer final : public parallel::Reducer {
   void post_ready();
   void publish_oldest();
   void discard_all();
-  void post_status(const parallel::StepStatus& own);
   void forward_all();
   [[nodiscard]] std::vector<bool> unused_in(int unit, const parallel::StepStatus& all) const;
   [[nodiscard]] const Unit& unit(int number) const {

@@ -15,9 +15,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <set>
-#include <tuple>
 #include <utility>
 
 namespace lockstep::tensor_parallel {
@@ -37,14 +37,6 @@ struct Averaged : torch::autograd::Function<Averaged> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     return {gradients[0] / context->saved_data["ranks"].toDouble(), at::Tensor()};
   }
-};
-
-// The position of a run of a rank's tokens in the batch: sorted by rows, then along each row.
-struct RunPlace {
-  std::int64_t rows = 0;  // rows of ranks before this one
-  std::int64_t row = 0;
-  std::int64_t segment = 0;
-  std::int64_t number = 0;
 };
 
 // `rows` are sorted by i, then by j; counts[i][j] is the number of rows of a pair. Returns the rows
@@ -69,7 +61,8 @@ TokenExchange::Ranks TokenExchange::ranks_of(const Mesh& mesh) {
   return ranks;
 }
 
-TokenExchange::TokenExchange(const Meshes& meshes, std::string name, std::shared_ptr<Sent> sent)
+TokenExchange::TokenExchange(const Meshes& meshes, std::string name,
+                             std::shared_ptr<GroupTraffic> sent)
     : all_(ranks_of(meshes.rows)),
       experts_(meshes.rows["ep"]),
       tensors_(meshes.tensors),
@@ -127,7 +120,9 @@ at::Tensor TokenExchange::order(std::int64_t runs) {
   if (!is_cut()) return at::arange(ranks * runs);
   const bool is_zigzag = cut_.front().is_zigzag();
   const std::int64_t parts = mesh.size("cp"), each = is_zigzag ? 2 : 1;
-  std::vector<RunPlace> places;
+  // For each run of a rank's tokens: the rows of ranks before this one, the row, the segment of the
+  // row, and the number of the run.
+  std::vector<std::array<std::int64_t, 4>> places;
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
     const std::vector<int> at = mesh.layout().coordinates(static_cast<int>(rank));
     std::int64_t before = 0, part = 0;
@@ -139,15 +134,12 @@ at::Tensor TokenExchange::order(std::int64_t runs) {
         before = before * one.size + at[axis];
     }
     for (std::int64_t run = 0; run < runs; ++run)
-      places.push_back({.rows = before,
-                        .row = run / each,
-                        .segment = run % each == 0 ? part : 2 * parts - 1 - part,
-                        .number = rank * runs + run});
+      places.push_back(
+          {before, run / each, run % each == 0 ? part : 2 * parts - 1 - part, rank * runs + run});
   }
-  std::ranges::sort(places, {},
-                    [](const RunPlace& one) { return std::tuple(one.rows, one.row, one.segment); });
+  std::ranges::sort(places);
   std::vector<std::int64_t> numbers;
-  for (const RunPlace& one : places) numbers.push_back(one.number);
+  for (const auto& place : places) numbers.push_back(place.back());
   return at::tensor(numbers, at::kLong);
 }
 
@@ -171,9 +163,8 @@ std::vector<std::int64_t> TokenExchange::rows_of_experts(const at::Tensor& count
 void TokenExchange::count(const std::vector<std::int64_t>& rows, const at::Tensor& of) {
   const std::int64_t leave = std::accumulate(rows.begin(), rows.end(), std::int64_t{0}) -
                              rows[static_cast<std::size_t>(experts_.rank())];
-  const std::int64_t bytes = leave * of.size(1) * static_cast<std::int64_t>(of.element_size());
-  ++sent_->total.calls;
-  sent_->total.bytes += bytes;
+  ++sent_->calls;
+  sent_->bytes += leave * of.size(1) * static_cast<std::int64_t>(of.element_size());
 }
 
 at::Tensor TokenExchange::to_experts(const at::Tensor& rows, const at::Tensor& counts) {
@@ -246,7 +237,7 @@ TensorPlan plan_of_experts(const torch::nn::Module& experts) {
 }
 
 void exchange_tokens(torch::nn::Module& module, const TokenExchange::Meshes& meshes,
-                     const std::shared_ptr<TokenExchange::Sent>& sent) {
+                     const std::shared_ptr<GroupTraffic>& sent) {
   for (const auto& [name, mixture] : mixtures_of(module))
     mixture->set_exchange(std::make_shared<TokenExchange>(meshes, name, sent));
 }

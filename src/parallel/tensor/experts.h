@@ -21,19 +21,14 @@ namespace lockstep::tensor_parallel {
 // TokenExchange: sends the tokens of a mixture to the ranks that own their experts, and back.
 class TokenExchange final : public models::ExpertExchange {
  public:
-  // The shared counters of all mixtures of a model.
-  struct Sent {
-    GroupTraffic total;
-  };
-
   struct Meshes {
     Mesh rows;  // the ranks that share the batch, in its order
     std::optional<Mesh>
         whole_rows;               // with an axis `cp`, whose ranks have parts of rows: without it
     std::optional<Mesh> tensors;  // of the surrounding layers, if these use global tensors
   };
-  // `name`: the mixture's, for messages.
-  TokenExchange(const Meshes& meshes, std::string name, std::shared_ptr<Sent> sent);
+  // `name`: the mixture's, for messages. `sent`: counts the tokens that all mixtures of a model send.
+  TokenExchange(const Meshes& meshes, std::string name, std::shared_ptr<GroupTraffic> sent);
 
   [[nodiscard]] at::Tensor enter(const at::Tensor& input) override;
   [[nodiscard]] at::Tensor local(const at::Tensor& around) override;
@@ -73,7 +68,7 @@ class TokenExchange final : public models::ExpertExchange {
   Group experts_;
   std::optional<Mesh> tensors_;
   std::string name_;
-  std::shared_ptr<Sent> sent_;
+  std::shared_ptr<GroupTraffic> sent_;
   // Describe the latest input: the sizes of the whole and its placements, if it is global; and its
   // placement as shards of tokens along `cp`, if any.
   std::vector<std::int64_t> sizes_;
@@ -102,6 +97,6 @@ struct SeparateTensors {
 // Not collective. Makes the mixtures of `module` send tokens to the ranks that own their experts.
 // `sent` counts the tokens.
 void exchange_tokens(torch::nn::Module& module, const TokenExchange::Meshes& meshes,
-                     const std::shared_ptr<TokenExchange::Sent>& sent);
+                     const std::shared_ptr<GroupTraffic>& sent);
 
 }  // namespace lockstep::tensor_parallel

@@ -239,14 +239,14 @@ TEST_P(ExpertTraffic, TokensAndMemoryAreWhatTheFormulasSay) {
     EXPECT_EQ(moe.memory().shards, of_experts / n);
     EXPECT_EQ(moe.memory().whole, all);
     const TokenBatch own = own_rows(group, TokenBatch(1, rows));
-    const GroupTraffic& installed = ParallelModelParts::of(moe).tokens->total;
+    const GroupTraffic& installed = *ParallelModelParts::of(moe).tokens;
     static_cast<void>(model->loss(own.ids, own.targets));
     EXPECT_EQ(installed.calls, 2 * 2);
     const std::int64_t bytes = installed.bytes;
     // An exchange on a group of its own, so that the group's traffic is that of tokens, also in
     // backward().
     const Mesh mesh(group.split(0), {{"ep", group.size()}});
-    auto sent_tokens = std::make_shared<tensor_parallel::TokenExchange::Sent>();
+    auto sent_tokens = std::make_shared<GroupTraffic>();
     for (const models::Mixture& mixture : model->mixtures())
       mixture.ptr()->set_exchange(std::make_shared<tensor_parallel::TokenExchange>(
           tensor_parallel::TokenExchange::Meshes{mesh, std::nullopt, std::nullopt}, "moe",
@@ -261,7 +261,7 @@ TEST_P(ExpertTraffic, TokensAndMemoryAreWhatTheFormulasSay) {
     const GroupTraffic backward = tokens.traffic();
     EXPECT_EQ(backward.calls - forward.calls, 2 * 2);
     EXPECT_EQ(backward.bytes - forward.bytes, forward.bytes - before.bytes);
-    EXPECT_EQ(sent_tokens->total.bytes, bytes);
+    EXPECT_EQ(sent_tokens->bytes, bytes);
   });
 }
 
