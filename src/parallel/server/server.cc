@@ -180,10 +180,6 @@ class Session {
   at::Tensor values_;  // buffer for answers, reused
 };
 
-}  // namespace
-
-namespace {
-
 // How long a server waits for a further worker before it checks whether the last one has left.
 constexpr auto look_for_worker = std::chrono::milliseconds(100);
 

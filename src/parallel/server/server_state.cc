@@ -46,15 +46,14 @@ std::vector<at::Tensor> tensors_of(const std::vector<Part>& parts) {
   return tensors;
 }
 
-ServedParameters::ServedParameters(std::vector<Key> keys, std::vector<Piece> pieces,
+ServedParameters::ServedParameters(std::span<const Key> keys, std::vector<Piece> pieces,
                                    const at::Tensor& values, const MakeOptimizer& make_optimizer)
-    : keys_(std::move(keys)),
-      pieces_(std::move(pieces)),
-      whole_(keys_, pieces_, Share::Kind::whole),
-      by_rows_(keys_, pieces_, Share::Kind::by_rows) {
-  const Share all(keys_, pieces_, Share::Kind::all);
+    : pieces_(std::move(pieces)),
+      whole_(keys, pieces_, Share::Kind::whole),
+      by_rows_(keys, pieces_, Share::Kind::by_rows) {
+  const Share all(keys, pieces_, Share::Kind::all);
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    const Key& key = keys_[static_cast<std::size_t>(pieces_[i].key)];
+    const Key& key = keys[static_cast<std::size_t>(pieces_[i].key)];
     parameters_.push_back(all.view(values, i).clone().requires_grad_());
     parts_.push_back({key.name, parameters_.back(), {}, slice_of(key, pieces_[i])});
   }

@@ -41,10 +41,9 @@ struct PushedGradients {
 class ServedParameters {
  public:
   // `values`: a message of Share::Kind::all.
-  ServedParameters(std::vector<Key> keys, std::vector<Piece> pieces, const at::Tensor& values,
+  ServedParameters(std::span<const Key> keys, std::vector<Piece> pieces, const at::Tensor& values,
                    const MakeOptimizer& make_optimizer);
 
-  [[nodiscard]] const std::vector<Key>& keys() const { return keys_; }
   [[nodiscard]] const Share& whole() const { return whole_; }
   [[nodiscard]] const Share& by_rows() const { return by_rows_; }
   [[nodiscard]] std::size_t pieces() const { return pieces_.size(); }
@@ -69,7 +68,6 @@ class ServedParameters {
   void set_whole(std::size_t i, std::span<const PushedGradients* const> gradients);
   void set_rows(std::size_t i, std::span<const PushedGradients* const> gradients);
 
-  std::vector<Key> keys_;
   std::vector<Piece> pieces_;
   Share whole_, by_rows_;
   std::vector<at::Tensor> parameters_;  // by piece
@@ -105,7 +103,6 @@ class ServerState {
   // Constant once the values are there.
   [[nodiscard]] const ServedParameters& parameters() const { return *parameters_; }
   [[nodiscard]] const at::Tensor& constants() const { return constants_; }
-  [[nodiscard]] const std::vector<Piece>& pieces() const { return pieces_; }
 
   // Runs ServerOptions::on_request while no other thread changes or reads the values.
   void request(std::string_view text);

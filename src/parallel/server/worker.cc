@@ -211,7 +211,7 @@ class Worker::Impl {
           "that the servers have changed since");
     keys_.check_unchanged();
     at::NoGradGuard no_grad;
-    const RowsToPush rows = gather_rows();
+    const std::vector<GradientRows> rows = gather_rows();
     with_servers("push", [&](RemoteServer& remote) { push_to(remote, rows); });
     for (TrainedParameter& one : keys_.trained())
       if (one.pulled.defined()) one.pulled.zero_();
@@ -281,10 +281,6 @@ class Worker::Impl {
   }
 
  private:
-  struct RowsToPush {
-    std::vector<at::Tensor> rows, values;  // by trained parameter
-  };
-
   void say_hello() {
     const std::string keys = encode_keys(keys_.keys());
     const std::string constants = encode_keys(keys_.constant_keys());
@@ -334,11 +330,13 @@ class Worker::Impl {
     remote.connection->send(constants);
   }
 
-  // Collects the rows with a gradient of parameters by rows; checks them before anything is sent.
-  [[nodiscard]] RowsToPush gather_rows() {
-    RowsToPush found;
+  // Collects the rows with a gradient of parameters by rows, one element per trained parameter;
+  // checks them before anything is sent.
+  [[nodiscard]] std::vector<GradientRows> gather_rows() {
+    std::vector<GradientRows> found;
     for (TrainedParameter& one : keys_.trained()) {
-      GradientRows rows{at::empty({0}, at::kLong), {}};
+      found.push_back({at::empty({0}, at::kLong), {}});
+      GradientRows& rows = found.back();
       const at::Tensor& gradient = one.tensor.grad();
       check(one.key.by_rows || !gradient.defined() || gradient.layout() == at::kStrided,
             "parameter server: the gradient of {} is sparse: name it in WorkerOptions::by_rows",
@@ -352,13 +350,11 @@ class Worker::Impl {
               stale.any().item<bool>() ? rows.rows.masked_select(stale)[0].item<std::int64_t>() : 0,
               one.key.name);
       }
-      found.rows.push_back(rows.rows);
-      found.values.push_back(rows.values);
     }
     return found;
   }
 
-  void push_to(RemoteServer& remote, const RowsToPush& rows) {
+  void push_to(RemoteServer& remote, const std::vector<GradientRows>& rows) {
     at::Tensor flags = at::zeros({static_cast<std::int64_t>(remote.pieces.size())}, at::kByte);
     for (std::size_t i = 0; i < remote.pieces.size(); ++i)
       flags.data_ptr<std::uint8_t>()[i] =
@@ -374,14 +370,14 @@ class Worker::Impl {
     for (std::size_t i = 0; i < remote.by_rows->size(); ++i) {
       const Piece& piece = remote.pieces[remote.by_rows->number(i)];
       const auto key = static_cast<std::size_t>(piece.key);
-      const at::Tensor& all = rows.rows[key];
+      const at::Tensor& all = rows[key].rows;
       at::Tensor here = (all >= piece.rows.begin).logical_and_(all < piece.rows.end);
       at::Tensor own = all.masked_select(here);
       counts.data_ptr<std::int64_t>()[i] = own.numel();
       if (own.numel() == 0) continue;
       numbers.push_back(own - piece.rows.begin);
-      values.push_back(rows.values[key]
-                           .index_select(0, here.nonzero().flatten())
+      values.push_back(rows[key]
+                           .values.index_select(0, here.nonzero().flatten())
                            .contiguous()
                            .view({-1})
                            .view(at::kByte));

@@ -27,7 +27,7 @@ class TokenExchange final : public models::ExpertExchange {
         whole_rows;               // with an axis `cp`, whose ranks have parts of rows: without it
     std::optional<Mesh> tensors;  // of the surrounding layers, if these use global tensors
   };
-  // `name`: the mixture's, for messages. `sent`: counts the tokens that all mixtures of a model send.
+  // `name`: the mixture's, for messages. `sent`: counts the tokens of all mixtures of a model.
   TokenExchange(const Meshes& meshes, std::string name, std::shared_ptr<GroupTraffic> sent);
 
   [[nodiscard]] at::Tensor enter(const at::Tensor& input) override;

@@ -99,6 +99,33 @@ std::string collectives_of(const TensorPlan& plan, const std::vector<PlannedPara
   return text;
 }
 
+std::string text_of(const TensorPlan& plan, const std::vector<PlannedParameter>& parameters,
+                    int ranks, bool sequence_parallel) {
+  std::string text = formatted("tensor parallel on {}{}\n", counted(ranks, "rank"),
+                               sequence_parallel ? ", sequence parallel" : "");
+  std::int64_t all = 0, here = 0;
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    std::int64_t count = 0, bytes = 0, own = 0;
+    for (const PlannedParameter& one : parameters) {
+      if (one.pattern != static_cast<int>(i)) continue;
+      ++count;
+      bytes += bytes_of(one);
+      own += bytes_here(one, ranks);
+    }
+    text += formatted("  {}: {}: {}, {} bytes, {} per rank\n", plan[i].first,
+                      describe(plan[i].second), counted(count, "parameter"), bytes, own);
+  }
+  std::int64_t whole = 0;
+  for (const PlannedParameter& one : parameters) {
+    all += bytes_of(one);
+    here += bytes_here(one, ranks);
+    if (one.pattern < 0) whole += bytes_of(one);
+  }
+  text += formatted("  whole on every rank: {} bytes\n", whole);
+  text += formatted("parameters: {} bytes, {} per rank\n", all, here);
+  return text + collectives_of(plan, parameters, sequence_parallel);
+}
+
 }  // namespace
 
 std::vector<PlannedParameter> planned(const TensorPlan& plan, const torch::nn::Module& module,
@@ -125,33 +152,6 @@ std::vector<PlannedParameter> planned(const TensorPlan& plan, const torch::nn::M
     if (!names_one) refuse_pattern(pattern, all);
   }
   return all;
-}
-
-std::string text_of(const TensorPlan& plan, const std::vector<PlannedParameter>& parameters,
-                    int ranks, bool sequence_parallel) {
-  std::string text = formatted("tensor parallel on {}{}\n", counted(ranks, "rank"),
-                               sequence_parallel ? ", sequence parallel" : "");
-  std::int64_t all = 0, here = 0;
-  for (std::size_t i = 0; i < plan.size(); ++i) {
-    std::int64_t count = 0, bytes = 0, own = 0;
-    for (const PlannedParameter& one : parameters) {
-      if (one.pattern != static_cast<int>(i)) continue;
-      ++count;
-      bytes += bytes_of(one);
-      own += bytes_here(one, ranks);
-    }
-    text += formatted("  {}: {}: {}, {} bytes, {} per rank\n", plan[i].first,
-                      describe(plan[i].second), counted(count, "parameter"), bytes, own);
-  }
-  std::int64_t whole = 0;
-  for (const PlannedParameter& one : parameters) {
-    all += bytes_of(one);
-    here += bytes_here(one, ranks);
-    if (one.pattern < 0) whole += bytes_of(one);
-  }
-  text += formatted("  whole on every rank: {} bytes\n", whole);
-  text += formatted("parameters: {} bytes, {} per rank\n", all, here);
-  return text + collectives_of(plan, parameters, sequence_parallel);
 }
 
 }  // namespace lockstep::tensor_parallel

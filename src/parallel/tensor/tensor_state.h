@@ -38,10 +38,6 @@ struct PlannedParameter {
 [[nodiscard]] std::vector<PlannedParameter> planned(const TensorPlan& plan,
                                                     const torch::nn::Module& module, int ranks);
 
-[[nodiscard]] std::string text_of(const TensorPlan& plan,
-                                  const std::vector<PlannedParameter>& parameters, int ranks,
-                                  bool sequence_parallel);
-
 // BackwardClock: measures the phases of steps under tensor parallelism, where gradients of the
 // module's parameters arrive one by one and there is no reduction at the end.
 //
