@@ -19,6 +19,8 @@ namespace {
 constexpr std::int64_t header_numbers = 3;
 // Limit for the bytes of one text; lists of keys are shorter.
 constexpr std::int64_t most_text = std::int64_t{1} << 30;
+// Added to the timeout, so that a failing server can report its reason before its clients time out.
+constexpr Duration beyond_the_servers = std::chrono::seconds(20);
 
 Group pair_of(std::shared_ptr<Store> store, const Connection::Ends& ends) {
   auto backend = make_backend(
@@ -71,13 +73,6 @@ std::string Connection::receive_text(std::int64_t bytes) {
   receive(text);
   return {static_cast<const char*>(text.data_ptr()), static_cast<std::size_t>(bytes)};
 }
-
-namespace {
-
-// Added to the timeout, so that a failing server can report its reason before its clients time out.
-constexpr Duration beyond_the_servers = std::chrono::seconds(20);
-
-}  // namespace
 
 RemoteServers::RemoteServers(const Meeting& meeting, std::optional<int> number,
                              std::span<const Key> keys)

@@ -202,14 +202,15 @@ class Server::Impl {
   Impl(Meeting meeting, int number, ServerOptions options)
       : meeting_(std::move(meeting)),
         own_(own_announcement(describe_options(meeting_, options), number)),
-        state_(meeting_, number, std::move(options)) {}
+        state_(meeting_, number, std::move(options),
+               [this](std::optional<int> worker, const std::string& reason) {
+                 abort_workers(worker, reason);
+               }) {}
 
   ServerReport run() {
     check(!std::exchange(has_run_, true), "parameter server {}: run() was called before",
           own_.number);
     announce();
-    state_.on_failure([this](const std::string& text) { abort_workers({}, text); });
-    state_.on_overdue([this](int worker, const std::string& text) { abort_workers(worker, text); });
     {
       ScopeExit join_threads([this] {
         for (Guest& guest : guests_) guest.thread.join();

@@ -33,6 +33,10 @@ bool has_gradient(const PushedGradients& gradients, std::size_t piece) {
   return gradients.flags.data_ptr<std::uint8_t>()[piece] != 0;
 }
 
+std::string worker_list(const std::vector<int>& workers) {
+  return formatted("{} {}", workers.size() == 1 ? "worker" : "workers", listed(workers, ", "));
+}
+
 // The mean in the order of Group's sums, rounded once.
 at::Tensor mean_of(const std::vector<at::Tensor>& values) {
   return reduce_in_tree(values, Op::average).to(values.front().scalar_type());
@@ -162,18 +166,12 @@ at::Tensor ServedParameters::read_rows(std::size_t piece, const at::Tensor& rows
   return at::index_select(parameters_[by_rows_.number(piece)], 0, rows);
 }
 
-namespace {
-
-std::string worker_list(const std::vector<int>& workers) {
-  return formatted("{} {}", workers.size() == 1 ? "worker" : "workers", listed(workers, ", "));
-}
-
-}  // namespace
-
-ServerState::ServerState(const Meeting& meeting, int number, ServerOptions options)
+ServerState::ServerState(const Meeting& meeting, int number, ServerOptions options,
+                         EndConnections end)
     : meeting_(meeting),
       number_(number),
       options_(std::move(options)),
+      end_(std::move(end)),
       clocks_(options_.consistency, options_.staleness, meeting.workers) {}
 
 void ServerState::throw_if_failed() {
@@ -345,10 +343,8 @@ void ServerState::remove_overdue(Lock& lock, int worker) {
   const std::string text = formatted("{} had waited {} for it at step {}", worker_list({worker}),
                                      format_duration(meeting_.timeout),
                                      clocks_.is_present(worker) ? clocks_.clock(worker) : 0);
-  auto action = on_overdue_;
   lock.unlock();
-  for (int one : overdue)
-    if (action) action(one, text);
+  for (int one : overdue) end_(one, text);
   lock.lock();
 }
 
@@ -394,26 +390,14 @@ at::Tensor ServerState::pull_rows(std::size_t piece, const at::Tensor& rows) {
 }
 
 void ServerState::fail(std::exception_ptr problem, const std::string& text) {
-  std::function<void(const std::string&)> action;
   {
     Lock lock(mutex_);
     if (failure_) return;
     failure_ = std::move(problem);
     failure_text_ = text;
-    action = on_failure_;
     changed_.notify_all();
   }
-  if (action) action(text);
-}
-
-void ServerState::on_failure(std::function<void(const std::string&)> action) {
-  Lock lock(mutex_);
-  on_failure_ = std::move(action);
-}
-
-void ServerState::on_overdue(std::function<void(int, const std::string&)> action) {
-  Lock lock(mutex_);
-  on_overdue_ = std::move(action);
+  end_({}, text);
 }
 
 bool ServerState::has_failed() {

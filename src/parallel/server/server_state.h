@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <shared_mutex>
 #include <span>
@@ -77,7 +78,11 @@ class ServedParameters {
 
 class ServerState {
  public:
-  ServerState(const Meeting& meeting, int number, ServerOptions options);
+  // Ends the connection of a worker, or of all, for the given reason.
+  using EndConnections = std::function<void(std::optional<int> worker, const std::string& reason)>;
+  // `end` is called, without a lock, when the server fails, and for a worker that was removed
+  // because others have waited for it too long.
+  ServerState(const Meeting& meeting, int number, ServerOptions options, EndConnections end);
 
   // Called for a worker's hello. Blocks until worker 0 has provided the keys. Returns true for
   // worker 0, whose values are needed. If the worker's keys differ from worker 0's, throws Mismatch
@@ -107,12 +112,8 @@ class ServerState {
   // Runs ServerOptions::on_request while no other thread changes or reads the values.
   void request(std::string_view text);
 
-  // Fails the server: all waiting calls throw. Calls on_failure() once, with the text.
+  // Fails the server: all waiting calls throw. The first call ends all connections.
   void fail(std::exception_ptr problem, const std::string& text);
-  void on_failure(std::function<void(const std::string&)> action);
-  // Sets a function that is called for a worker that was removed because others have waited for it
-  // too long.
-  void on_overdue(std::function<void(int worker, const std::string&)> action);
   [[nodiscard]] bool has_failed();
   [[nodiscard]] std::string failure_text();
   void rethrow_failure();
@@ -136,6 +137,7 @@ class ServerState {
   const Meeting meeting_;
   const int number_;
   const ServerOptions options_;
+  const EndConnections end_;
   std::mutex mutex_;  // guards everything except the values
   std::condition_variable changed_;
   Clocks clocks_;
@@ -149,8 +151,6 @@ class ServerState {
   std::map<int, std::shared_ptr<const PushedGradients>> pushed_;  // for the update that is due
   std::exception_ptr failure_;
   std::string failure_text_;
-  std::function<void(const std::string&)> on_failure_;
-  std::function<void(int, const std::string&)> on_overdue_;
   ServerReport report_;
 };
 
