@@ -4,6 +4,7 @@
 #include "base/format.h"
 #include "base/scope_exit.h"
 #include "base/text.h"
+#include "comm/backend/accelerator.h"
 #include "dispatch/lazy_storage.h"
 #include "module/checks.h"
 #include "module/tensors.h"
@@ -166,16 +167,6 @@ void check_as_made(const Replica& model, const Replica& replica, c10::Device dev
     check_one(model.buffers[i], replica.buffers[i]);
 }
 
-namespace {
-
-// Returns the current stream of `device` in the calling thread; std::nullopt on the CPU.
-std::optional<c10::Stream> current_stream(c10::Device device) {
-  if (device.is_cpu()) return std::nullopt;
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
-}  // namespace
-
 DeviceTeam::DeviceTeam(std::vector<ComputeDevice> devices) : devices_(std::move(devices)) {
   check_devices(devices_);
   for (const ComputeDevice& device : devices_)
@@ -213,7 +204,9 @@ std::vector<std::exception_ptr> DeviceTeam::run(const std::function<void(int)>& 
   std::latch done(size());
   for (int i = 0; i < size(); ++i) {
     auto& problem = problems[static_cast<std::size_t>(i)];
-    auto stream = current_stream(devices_[static_cast<std::size_t>(i)].device);
+    const c10::Device device = devices_[static_cast<std::size_t>(i)].device;
+    std::optional<c10::Stream> stream;  // the caller's
+    if (!device.is_cpu()) stream = current_stream(device);
     queues_[static_cast<std::size_t>(i)]->push([&, i, stream] {
       try {
         at::ThreadLocalStateGuard as_caller(state);
