@@ -104,16 +104,11 @@ class Join::State final : public JoinLink {
   JoinRound follow(std::int64_t code) {
     said_ = 0;
     JoinRound ranks = std::exchange(is_first_, false) ? latest_ : gather();
-    auto name = [this](std::int64_t of) {
-      return of == 0 ? std::string("the end of all inputs")
-                     : formatted("round {} of {}", round_of(of).second,
-                                 round_of(of).first->join_name());
-    };
     std::int64_t others =
         ranks.active > 0 ? codes_[static_cast<std::size_t>(ranks.first_active)] : 0;
     if (others != code)
-      throw Mismatch(formatted("Join: empty_step has reached {}, the other ranks {}", name(code),
-                               name(others)));
+      throw Mismatch(formatted("Join: empty_step has reached {}, the other ranks {}", name_of(code),
+                               name_of(others)));
     return ranks;
   }
 
@@ -121,9 +116,8 @@ class Join::State final : public JoinLink {
     std::int64_t one = codes_[static_cast<std::size_t>(first)];
     std::int64_t other = codes_[static_cast<std::size_t>(rank)];
     if (one == other) return;
-    throw Mismatch(formatted("Join: rank {} has reached round {} of {}, rank {} round {} of {}",
-                             first, round_of(one).second, round_of(one).first->join_name(), rank,
-                             round_of(other).second, round_of(other).first->join_name()));
+    throw Mismatch(formatted("Join: rank {} has reached {}, rank {} {}", first, name_of(one), rank,
+                             name_of(other)));
   }
 
   [[noreturn]] void end_early(const JoinRound& ranks) {
@@ -137,6 +131,11 @@ class Join::State final : public JoinLink {
   [[nodiscard]] std::pair<Joinable*, int> round_of(std::int64_t code) const {
     auto place = static_cast<std::size_t>((code - 1) / rounds_of_one);
     return {joinables_.at(place), static_cast<int>((code - 1) % rounds_of_one)};
+  }
+
+  [[nodiscard]] std::string name_of(std::int64_t code) const {
+    if (code == 0) return "the end of all inputs";
+    return formatted("round {} of {}", round_of(code).second, round_of(code).first->join_name());
   }
 
   std::vector<Joinable*> joinables_;  // empty once Join has ended
