@@ -132,12 +132,10 @@ void Composition::check_units() const {
     std::vector<layout::UnitItem> leaves;
     std::vector<std::string> names;
     for (int leaf = 0; leaf < one.placement.parts(); ++leaf) {
-      layout::UnitItem& item = leaves.emplace_back();
-      item.name = tensor_parallel::name_of_leaf(one.parameter.name, leaf);
-      for (const std::string& alias : one.parameter.aliases)
-        item.aliases.push_back(tensor_parallel::name_of_leaf(alias, leaf));
-      names.push_back(item.name);
-      names.insert(names.end(), item.aliases.begin(), item.aliases.end());
+      const std::vector<std::string> own = tensor_parallel::names_of_leaf(
+          {.name = one.parameter.name, .aliases = one.parameter.aliases}, leaf);
+      leaves.push_back({own.front(), "", {own.begin() + 1, own.end()}});
+      names.insert(names.end(), own.begin(), own.end());
     }
     std::vector<std::string> own = patterns;
     keep_naming(own, names);
