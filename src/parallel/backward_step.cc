@@ -354,17 +354,12 @@ void BackwardStep::adopt_order_of(int root) {
   reducer_->adopt_order(std::vector<int>(begin, begin + order.numel()));
 }
 
-namespace {
-
-// The next call on the dead group reports the failure; the exception in flight has a more specific
-// text.
-void note(const std::exception& error) {
-  log::debug("after a backward() that failed: {}", error.what());
-}
-
-}  // namespace
-
 void BackwardStep::on_backward_failed() noexcept {
+  // The next call on the dead group reports the failure; the exception in flight has a more
+  // specific text.
+  const auto note = [](const std::exception& error) {
+    log::debug("after a backward() that failed: {}", error.what());
+  };
   Lock lock(mutex_);
   if (!std::exchange(step_, nullptr)) return;
   clock_.backward_ended(false);

@@ -51,7 +51,7 @@ std::int64_t fewest_rows(const ParallelModelParts& own, StepKind kind, const Ten
   const auto has_stage = [&](int rank) { return own.whole || own.stages.rank() == rank; };
   const auto rows_in = [&](const Tensors& tensors, bool is_needed) {
     if (tensors.empty() && !is_needed) return not_given;
-    return std::max<std::int64_t>(0, pipeline::rows_of_batch(tensors, kind));
+    return std::max<std::int64_t>(0, pipeline::rows_of_batch(&tensors, kind));
   };
   std::int64_t rows = rows_in(inputs, has_stage(pipeline ? pipeline->first_rank() : 0));
   if (targets != nullptr) {

@@ -221,10 +221,15 @@ class DiLoCoState final : public data_parallel::LocalModelState {
     return parts;
   }
 
+  // Drops averages in flight and the momentum: they belong to the previous outer parameters.
   void begin_load() override {
     check_usable();
     wait_for_all();
-    begin_anew();
+    for (Fragment& fragment : fragments_) {
+      fragment.posted = 0;
+      fragment.average = {};
+      fragment.arrived = fragment.momentum = at::Tensor();
+    }
   }
 
   // The outer parameters have new values.
@@ -311,15 +316,6 @@ class DiLoCoState final : public data_parallel::LocalModelState {
   void wait_for_all() {
     for (Fragment& fragment : fragments_)
       if (fragment.posted > 0) (void)wait_for(fragment);
-  }
-
-  // Drops averages in flight and the momentum: they belong to the previous outer parameters.
-  void begin_anew() {
-    for (Fragment& fragment : fragments_) {
-      fragment.posted = 0;
-      fragment.average = {};
-      fragment.arrived = fragment.momentum = at::Tensor();
-    }
   }
 
   // As torch::optim::SGD.

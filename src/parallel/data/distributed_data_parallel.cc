@@ -189,14 +189,6 @@ namespace {
 using data_parallel::BucketReducer;
 using parallel::BackwardStep;
 
-// Returns the properties that must be equal on all ranks.
-std::vector<std::string> describe(const modules::ModuleTensors& tensors,
-                                  const DistributedDataParallelOptions& options) {
-  std::vector<std::string> lines = data_parallel::lines_of(options);
-  for (std::string& line : modules::lines_of(tensors)) lines.push_back(std::move(line));
-  return lines;
-}
-
 }  // namespace
 
 class DataParallelState final : public parallel::WholeModuleState, public Joinable {
@@ -210,7 +202,9 @@ class DataParallelState final : public parallel::WholeModuleState, public Joinab
     if (ranks.mesh()) aborts(*ranks.mesh());
     CallOptions call{.tag = "DistributedDataParallel", .timeout = options.timeout};
     modules::ModuleTensors tensors = modules::tensors_of(*module_, options.ignored);
-    modules::check_same_lines(group_, describe(tensors, options), call);
+    std::vector<std::string> lines = data_parallel::lines_of(options);
+    for (std::string& line : modules::lines_of(tensors)) lines.push_back(std::move(line));
+    modules::check_same_lines(group_, lines, call);
     modules::check_ordinary(tensors, "DistributedDataParallel");
     parameters_ = tensors.parameters;
     std::vector<NamedParameter> trainable;

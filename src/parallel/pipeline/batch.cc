@@ -100,21 +100,6 @@ struct BatchInfo {
 };
 constexpr std::int64_t batch_info_numbers = sizeof(BatchInfo) / sizeof(std::int64_t);
 
-std::int64_t rows_in(const Tensors* tensors, StepKind kind) {
-  if (tensors == nullptr) return Rows::not_here;
-  if (tensors->empty()) return Rows::no_tensors;
-  std::int64_t rows = Rows::not_here;
-  for (const at::Tensor& tensor : *tensors) {
-    if (!tensor.defined() || tensor.dim() == 0) return Rows::no_rows;
-    if (rows != Rows::not_here && tensor.size(0) != rows) return Rows::different;
-    rows = tensor.size(0);
-  }
-  if (kind == StepKind::train &&
-      std::ranges::any_of(*tensors, [](const at::Tensor& one) { return one.requires_grad(); }))
-    return Rows::want_gradients;
-  return rows;
-}
-
 const char* name_of(std::int64_t call) {
   constexpr std::array names{"step()", "step() inside no_sync()", "evaluate()", "forward()"};
   const auto place = static_cast<std::size_t>(call);
@@ -168,8 +153,8 @@ void check_rows(const std::string& what, const std::string& where, std::int64_t 
 Batch::Batch(Group& group, StepKind kind, BatchView given, int micro_batches, int first_rank,
              int last_rank, std::optional<Duration> timeout)
     : given_(given), micro_batches_(micro_batches) {
-  BatchInfo own{.inputs = rows_in(given.inputs, kind),
-                .targets = rows_in(given.targets, kind),
+  BatchInfo own{.inputs = rows_of_batch(given.inputs, kind),
+                .targets = rows_of_batch(given.targets, kind),
                 .sizes = static_cast<std::int64_t>(fingerprint_of_sizes(given.inputs)),
                 .trained = static_cast<std::int64_t>(given.trained),
                 .call = call_of(kind, given.stays_local),
@@ -209,8 +194,19 @@ Batch::Batch(Group& group, StepKind kind, BatchView given, int micro_batches, in
     kind_ = combine_fingerprints(kind_, static_cast<std::uint64_t>(rank.trained));
 }
 
-std::int64_t rows_of_batch(const Tensors& tensors, StepKind kind) {
-  return rows_in(&tensors, kind);
+std::int64_t rows_of_batch(const Tensors* tensors, StepKind kind) {
+  if (tensors == nullptr) return Rows::not_here;
+  if (tensors->empty()) return Rows::no_tensors;
+  std::int64_t rows = Rows::not_here;
+  for (const at::Tensor& tensor : *tensors) {
+    if (!tensor.defined() || tensor.dim() == 0) return Rows::no_rows;
+    if (rows != Rows::not_here && tensor.size(0) != rows) return Rows::different;
+    rows = tensor.size(0);
+  }
+  if (kind == StepKind::train &&
+      std::ranges::any_of(*tensors, [](const at::Tensor& one) { return one.requires_grad(); }))
+    return Rows::want_gradients;
+  return rows;
 }
 
 layout::Range Batch::rows_of(int micro_batch) const {

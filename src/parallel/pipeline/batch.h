@@ -82,8 +82,8 @@ class Batch {
   std::uint64_t kind_ = 0;
 };
 
-// Returns the number of rows of the tensors; 0 or less if the batch is invalid.
-[[nodiscard]] std::int64_t rows_of_batch(const Tensors& tensors, StepKind kind);
+// Returns the number of rows of the tensors; 0 or less if the batch is invalid, or null.
+[[nodiscard]] std::int64_t rows_of_batch(const Tensors* tensors, StepKind kind);
 
 // Converts the result of a loss function to a plain tensor; collective over the ranks that share
 // it. Throws InvalidArgument unless it is one number that, in a training step, requires grad.
