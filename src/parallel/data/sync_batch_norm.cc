@@ -124,7 +124,7 @@ std::shared_ptr<SyncLayer> find_sync_layer(const at::Tensor& running_mean,
   return nullptr;
 }
 
-class SyncLayers final : public Joinable {
+class SyncLayers : public Joinable {
  public:
   // Statistics of the whole batch, in float64, per channel.
   struct Whole {
@@ -133,8 +133,8 @@ class SyncLayers final : public Joinable {
   };
 
   // Collective. Handles the layers of `module`.
-  SyncLayers(torch::nn::Module& module, const Group& group)
-      : group_(group), layers_(layers_in(module)) {
+  SyncLayers(std::shared_ptr<torch::nn::Module> module, const Group& group)
+      : module_(std::move(module)), group_(group), layers_(layers_in(*module_)) {
     std::vector<std::string> lines;
     for (const auto& layer : layers_) lines.push_back(line_of(*layer));
     modules::check_same_lines(group, lines, {.tag = "SyncBatchNorm"});
@@ -249,6 +249,7 @@ class SyncLayers final : public Joinable {
     return whole;
   }
 
+  const std::shared_ptr<torch::nn::Module> module_;
   Group group_;
   std::vector<std::shared_ptr<SyncLayer>> layers_;
   Mutex mutex_;
@@ -395,12 +396,8 @@ void take_batch_norm() {
 
 }  // namespace
 
-class SyncBatchNorm::State {
- public:
-  State(std::shared_ptr<torch::nn::Module> the_module, const Group& group)
-      : module(std::move(the_module)), layers(*module, group) {}
-  const std::shared_ptr<torch::nn::Module> module;
-  SyncLayers layers;
+class SyncBatchNorm::State final : public SyncLayers {
+  using SyncLayers::SyncLayers;
 };
 
 SyncBatchNorm::SyncBatchNorm(const ModuleRef& module, const Ranks& ranks)
@@ -413,10 +410,10 @@ SyncBatchNorm::~SyncBatchNorm() = default;
 
 std::vector<std::string> SyncBatchNorm::layers() const {
   std::vector<std::string> names;
-  for (const auto& layer : state_->layers.layers()) names.push_back(layer->name);
+  for (const auto& layer : state_->layers()) names.push_back(layer->name);
   return names;
 }
 
-Joinable& SyncBatchNorm::joinable() { return state_->layers; }
+Joinable& SyncBatchNorm::joinable() { return *state_; }
 
 }  // namespace lockstep
