@@ -92,10 +92,7 @@ void BackwardStep::begin(bool reduces, bool create_graph) {
           "backward(create_graph=true): an average over ranks has no derivative; call it inside "
           "no_sync()");
   if (begins) check_module();
-  if (begins_to_reduce) contribute_static_unused();
-}
-
-void BackwardStep::contribute_static_unused() {
+  if (!begins_to_reduce) return;
   for (int i : static_unused_)
     if (!reducer_->contribute_unused(i)) status_.say_missing(i);
 }

@@ -262,7 +262,6 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   [[nodiscard]] bool exchanges_status();
   [[nodiscard]] bool has_join();
   [[nodiscard]] bool divides_by_active();
-  void contribute_static_unused() LOCKSTEP_REQUIRES(mutex_);
   void check_static_graph() LOCKSTEP_REQUIRES(mutex_);
   void contribute_absent(bool shadows) LOCKSTEP_REQUIRES(mutex_);
   void announce_failure() LOCKSTEP_REQUIRES(mutex_);

@@ -11,7 +11,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
-#include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 
 #include <sys/mman.h>

@@ -104,15 +104,13 @@ std::vector<ModelPiece> llama_pieces(const models::Llama& model) {
   return pieces;
 }
 
-ModelPiece stem_of(const models::ResNet18& model) {
-  return {"stem", {"conv1", "bn1"}, [net = model.ptr()](const Tensors& images) {
-            const at::Tensor x = at::relu(net->bn1->forward(net->conv1->forward(images[0])));
-            return Tensors{net->options().cifar_stem ? x : at::max_pool2d(x, 3, 2, 1)};
-          }};
-}
-
 std::vector<ModelPiece> resnet_pieces(const models::ResNet18& model) {
-  std::vector<ModelPiece> pieces{stem_of(model)};
+  std::vector<ModelPiece> pieces;
+  pieces.push_back({"stem", {"conv1", "bn1"}, [net = model.ptr()](const Tensors& images) {
+                      const at::Tensor x =
+                          at::relu(net->bn1->forward(net->conv1->forward(images[0])));
+                      return Tensors{net->options().cifar_stem ? x : at::max_pool2d(x, 3, 2, 1)};
+                    }});
   const std::pair<const char*, torch::nn::Sequential> layers[] = {{"layer1", model->layer1},
                                                                   {"layer2", model->layer2},
                                                                   {"layer3", model->layer3},

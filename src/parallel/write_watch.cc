@@ -3,7 +3,6 @@
 #include "base/fingerprint.h"
 #include "base/format.h"
 
-#include <lockstep/base/error.h>
 #include <lockstep/dispatch/part.h>
 
 #include <ATen/ops/arange.h>

@@ -19,12 +19,12 @@
 #include <string>
 #include <utility>
 
-namespace lockstep::data_parallel {
+namespace lockstep {
 namespace {
 
 // Averages in place. Half precision is divided before the sum, which could overflow.
-[[nodiscard]] inline Work post_average(const at::Tensor& tensor, Group& group,
-                                       const std::string& tag, std::optional<Duration> timeout) {
+[[nodiscard]] Work post_average(const at::Tensor& tensor, Group& group, const std::string& tag,
+                                std::optional<Duration> timeout) {
   const CallOptions call{.tag = tag, .timeout = timeout};
   if (tensor.scalar_type() != at::kHalf) return group.all_reduce(tensor, Op::average, call);
   tensor.div_(group.size());
@@ -32,10 +32,6 @@ namespace {
 }
 
 }  // namespace
-
-}  // namespace lockstep::data_parallel
-
-namespace lockstep {
 
 GradientBucket::GradientBucket(std::string name, int number, bool is_last, at::Tensor buffer,
                                std::shared_ptr<const std::vector<BucketEntry>> places,
@@ -90,8 +86,7 @@ void CommunicationHook::load_state(const std::map<std::string, at::Tensor>& stat
 }
 
 BucketFuture average_of(const GradientBucket& bucket, Group& group) {
-  return {bucket.buffer(),
-          {data_parallel::post_average(bucket.buffer(), group, bucket.name(), bucket.timeout())}};
+  return {bucket.buffer(), {post_average(bucket.buffer(), group, bucket.name(), bucket.timeout())}};
 }
 
 namespace {
@@ -236,8 +231,8 @@ class PowerSgd final : public CommunicationHook {
       std::vector<at::Tensor> parts;
       for (const at::Tensor& gradient : pass->exact) parts.push_back(gradient.reshape({-1}));
       pass->exact_payload = at::cat(parts);
-      works.push_back(data_parallel::post_average(
-          pass->exact_payload, group, formatted("rest of {}", bucket.name()), bucket.timeout()));
+      works.push_back(post_average(pass->exact_payload, group,
+                                   formatted("rest of {}", bucket.name()), bucket.timeout()));
     }
     return BucketFuture(bucket.buffer(), std::move(works))
         .then([pass](const at::Tensor& buffer) -> BucketFuture {
@@ -358,9 +353,8 @@ class PowerSgd final : public CommunicationHook {
     std::vector<at::Tensor> parts;
     for (Matrix& matrix : pass.matrices) parts.push_back((matrix.*factor).reshape({-1}));
     pass.payload = at::cat(parts).to(pass.bucket.buffer().scalar_type());
-    return {data_parallel::post_average(pass.payload, pass.group,
-                                        formatted("{} of {}", name, pass.bucket.name()),
-                                        pass.bucket.timeout())};
+    return {post_average(pass.payload, pass.group, formatted("{} of {}", name, pass.bucket.name()),
+                         pass.bucket.timeout())};
   }
 
   static void receive(Pass& pass, at::Tensor Matrix::*factor) {

@@ -17,8 +17,6 @@
 #include "sys/mapped_file.h"
 
 #include <lockstep/comm/group.h>
-#include <lockstep/layout/tensor_slice.h>
-#include <lockstep/module/named_parameters.h>
 #include <lockstep/optim/update_options.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 

@@ -10,7 +10,6 @@
 #include "module/tensors.h"
 #include "parallel/backward_hooks.h"
 #include "parallel/handle_state.h"
-#include "parallel/state_dict.h"
 #include "parallel/threads/replica_step.h"
 #include "sys/topology.h"
 

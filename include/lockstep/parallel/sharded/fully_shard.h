@@ -191,14 +191,6 @@ struct ShardOptions {
   std::optional<Duration> timeout = std::nullopt;
 };
 
-}  // namespace lockstep
-
-namespace torch::nn {
-class Module;
-}
-
-namespace lockstep {
-
 class ShardedState;
 
 // All parameters are present during the object's lifetime; may be nested.
