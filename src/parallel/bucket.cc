@@ -28,8 +28,6 @@ namespace {
 
 using modules::without_repetitions;
 
-bool keeps_strides(const at::Tensor& like) { return like.is_non_overlapping_and_dense(); }
-
 }  // namespace
 
 at::Tensor place(const at::Tensor& flat, std::int64_t offset, at::IntArrayRef sizes,
@@ -62,7 +60,7 @@ at::Tensor Bucket::reducible() const {
 }
 
 at::Tensor Bucket::view(int i, const at::Tensor& like) const {
-  if (!keeps_strides(like)) return view(i);
+  if (!like.is_non_overlapping_and_dense()) return view(i);
   const layout::FlatEntry& entry = layout_.entry(i);
   return place(flat_, entry.offset, entry.sizes, like.strides());
 }
@@ -87,7 +85,8 @@ bool Bucket::holds(int i, const at::Tensor& tensor, const at::Tensor& like) cons
       tensor.scalar_type() != flat_.scalar_type())
     return false;
   if (tensor.sizes() != entry.sizes || !is_at(tensor, entry.offset)) return false;
-  return keeps_strides(like) ? tensor.strides() == like.strides() : tensor.is_contiguous();
+  return like.is_non_overlapping_and_dense() ? tensor.strides() == like.strides()
+                                             : tensor.is_contiguous();
 }
 
 void give_pages_back(const at::Tensor& buffer) {

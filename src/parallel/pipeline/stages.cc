@@ -126,11 +126,7 @@ void PipelineStages::make_sets() {
     StageSet& set = sets_.emplace_back();
     set.stages = std::move(shared.stages);
     std::vector<std::shared_ptr<torch::nn::Module>> modules;
-    for (const int stage : set.stages) {
-      const Stage& one = runs_.at(stage).stage();
-      set.name += (set.name.empty() ? "" : ", ") + one.name;
-      modules.push_back(one.module);
-    }
+    for (const int stage : set.stages) modules.push_back(runs_.at(stage).stage().module);
     set.module = modules.size() == 1 ? modules.front() : merged(modules);
   }
 }

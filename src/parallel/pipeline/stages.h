@@ -27,7 +27,6 @@
 namespace lockstep::pipeline {
 
 struct StageSet {
-  std::string name;                           // names of its stages, for messages
   std::vector<int> stages;                    // in order
   std::shared_ptr<torch::nn::Module> module;  // contains the tensors of all of them
   std::vector<Handle> handles = {};           // of its tensors, until finish()
@@ -72,7 +71,6 @@ class PipelineStages {
 
   // This rank's sets, in the order of their first stages.
   [[nodiscard]] std::vector<StageSet>& own() { return sets_; }
-  [[nodiscard]] const std::vector<StageSet>& own() const { return sets_; }
 
   // Call around a training step with these actions. In between, gradients stay on this rank until
   // the last backward of a set, which averages them unless `stays_local`.

@@ -86,7 +86,6 @@ class Connection {
 
   // Thread-safe. Ends the connection on both ends with this reason.
   void abort(std::string_view reason) { group_.abort(reason); }
-  void set_timeout(Duration timeout) { group_.set_timeout(timeout); }
 
  private:
   int peer_;
