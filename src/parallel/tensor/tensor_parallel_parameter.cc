@@ -11,6 +11,7 @@
 #include "global/spec.h"
 #include "module/tensors.h"
 #include "parallel/backward_hooks.h"
+#include "parallel/state_dict.h"
 
 #include <lockstep/dispatch/deferred_init.h>
 #include <lockstep/global/placement.h>
@@ -339,13 +340,10 @@ void disconnect(TensorParallelParameter& sharded) {
   sharded.tensor.set_requires_grad(true);
 }
 
-std::string name_of_leaf(const std::string& name, std::size_t leaf) {
-  return leaf == 0 ? name : formatted("{}#{}", name, leaf);
-}
-
 std::vector<std::string> names_of_leaf(const Part& part, std::size_t leaf) {
-  std::vector<std::string> names = {name_of_leaf(part.name, leaf)};
-  for (const std::string& alias : part.aliases) names.push_back(name_of_leaf(alias, leaf));
+  std::vector<std::string> names = parallel::names_of(part);
+  if (leaf > 0)
+    for (std::string& name : names) name += formatted("#{}", leaf);
   return names;
 }
 

@@ -123,9 +123,8 @@ void connect(TensorParallelParameter& sharded, const std::shared_ptr<GradientMar
              const std::vector<at::Tensor>& divided);
 void disconnect(TensorParallelParameter& sharded);
 
-// Returns NAME for the first leaf of a tensor; NAME#1, NAME#2 for the others of a fused weight.
-[[nodiscard]] std::string name_of_leaf(const std::string& name, std::size_t leaf);
-// Returns the leaf's name for each name of the tensor.
+// Returns the leaf's name for each name of the tensor: NAME for the first leaf; NAME#1, NAME#2 for
+// the others of a fused weight.
 [[nodiscard]] std::vector<std::string> names_of_leaf(const Part& part, std::size_t leaf);
 
 // Returns a module with the tensors of the parts under all their names. Parts of one tensor follow
