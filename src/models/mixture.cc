@@ -66,8 +66,8 @@ at::Tensor copied_to(c10::Device device, const at::Tensor& host) {
 
 }  // namespace
 
-// Routing of one batch. Choice c of token t has the number c * tokens + t. Counts of rows are in host
-// memory, because sizes of tensors depend on them.
+// Routing of one batch. Choice c of token t has the number c * tokens + t. Counts of rows are in
+// host memory, because sizes of tensors depend on them.
 struct MixtureImpl::Routing {
   at::Tensor logits;         // [tokens, experts], in float at least
   at::Tensor probabilities;  // over all experts

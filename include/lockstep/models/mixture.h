@@ -75,8 +75,8 @@ class ExpertExchange {
   [[nodiscard]] virtual at::Tensor order(std::int64_t runs) = 0;
   // Sends `rows`, sorted by target expert, to the ranks of their experts; counts[r][e] (int64,
   // [ranks, experts], in host memory) is the number of rows from rank r for expert e. Returns the
-  // rows for this rank's experts, in the order of its experts. back() returns results to the ranks that sent the
-  // rows.
+  // rows for this rank's experts, in the order of its experts. back() returns results to the ranks
+  // that sent the rows.
   [[nodiscard]] virtual at::Tensor to_experts(const at::Tensor& rows, const at::Tensor& counts) = 0;
   [[nodiscard]] virtual at::Tensor back(const at::Tensor& rows, const at::Tensor& counts) = 0;
   // Returns the number of rows that each of this rank's experts gets.

@@ -27,8 +27,8 @@
 //
 // Random numbers: with several devices, each call draws one number from LibTorch's default CPU
 // generator, and operations on device i draw from a generator seeded by that number and i: a run
-// that seeds the default generator is reproducible. On an accelerator, this is the default generator
-// of the device. A single device draws from the default generator as it is.
+// that seeds the default generator is reproducible. On an accelerator, this is the device's default
+// generator. A single device draws from the default generator as it is.
 //
 // Errors: InvalidArgument before anything is computed; DeviceFailed for exceptions in a device's
 // thread, including the user's own. After an error, gradients are those from before the call, and
