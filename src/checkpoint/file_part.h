@@ -62,7 +62,7 @@ struct FilePart {
 }
 
 // Returns a view of dense memory, which must outlive it.
-[[nodiscard]] inline at::Tensor bytes_in(const at::Tensor& dense) {
+[[nodiscard]] inline at::Tensor byte_view(const at::Tensor& dense) {
   return at::from_blob(dense.data_ptr(), {static_cast<std::int64_t>(dense.nbytes())}, at::kByte);
 }
 

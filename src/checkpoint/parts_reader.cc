@@ -218,7 +218,7 @@ void PartsReader::serve(int rank, const Part& part, std::exception_ptr& error) {
                            } catch (const std::exception&) {
                              error = std::current_exception();
                            }
-                           group_.send(bytes_in(dense), rank, part_call).wait();
+                           group_.send(byte_view(dense), rank, part_call).wait();
                          });
 }
 
@@ -228,7 +228,7 @@ void PartsReader::receive(const Part& part) {
     layout::for_each_run(box, entry.shape, elements_at_once(entry.dtype),
                          [&](const layout::Box& run) {
                            at::Tensor dense = host_tensor(run, entry.dtype);
-                           group_.recv(bytes_in(dense), 0, part_call).wait();
+                           group_.recv(byte_view(dense), 0, part_call).wait();
                            view_of(part.tensor, part.slice, run).copy_(dense);
                          });
 }

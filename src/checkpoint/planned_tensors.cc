@@ -393,7 +393,7 @@ class PartsWriter {
       }
     }
     if (!elements.defined()) elements = at::empty({layout::numel_of(run)}, of.dtype);
-    const at::Tensor bytes = bytes_in(elements);
+    const at::Tensor bytes = byte_view(elements);
     if (box.holder == group_.rank()) {
       group_.send(bytes, 0, part_call).wait();
       return;
