@@ -286,8 +286,8 @@ void replace_for(torch::Library& library) {
 void replace_formulas() {
   // Registered for the dispatch keys of autograd, which come first.
   using torch::Library;
-  static auto* libraries = [] {
-    auto* made = new std::vector<Library>;
+  static const auto* libraries = [] {
+    auto made = std::make_unique<std::vector<Library>>();
     for (const c10::BackendComponent device : dispatch::devices)
       replace_for(made->emplace_back(Library::IMPL, "aten", dispatch::autograd_key(device),
                                      __FILE__, __LINE__));
@@ -295,7 +295,7 @@ void replace_formulas() {
     made->emplace_back(Library::IMPL, "aten", dispatch::our_key, __FILE__, __LINE__)
         .impl("cumprod_backward",
               torch::CppFunction::makeFromBoxedFunction<&dispatch::intercept>());
-    return made;
+    return made.release();
   }();
   (void)libraries;
 }

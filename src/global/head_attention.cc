@@ -10,8 +10,9 @@
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <torch/library.h>
 
-#include <mutex>
+#include <memory>
 #include <optional>
+#include <vector>
 
 namespace lockstep::global {
 namespace {
@@ -62,14 +63,15 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
 }  // namespace
 
 void take_attention() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    for (const c10::BackendComponent device : dispatch::devices) {
-      auto* library = new torch::Library(torch::Library::IMPL, "aten",
-                                         dispatch::autograd_key(device), __FILE__, __LINE__);
-      library->impl("scaled_dot_product_attention", &attention);
-    }
-  });
+  static const auto* libraries = [] {
+    auto made = std::make_unique<std::vector<torch::Library>>();
+    for (const c10::BackendComponent device : dispatch::devices)
+      made->emplace_back(torch::Library::IMPL, "aten", dispatch::autograd_key(device), __FILE__,
+                         __LINE__)
+          .impl("scaled_dot_product_attention", &attention);
+    return made.release();
+  }();
+  (void)libraries;
 }
 
 }  // namespace lockstep::global

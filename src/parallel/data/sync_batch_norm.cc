@@ -25,7 +25,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -382,16 +381,17 @@ at::Tensor batch_norm(const at::Tensor& input, const Optional& weight, const Opt
 // The registration lasts for the lifetime of the process, like LibTorch's own kernels. It also
 // covers dispatch keys below autograd, which InferenceMode uses.
 void take_batch_norm() {
-  static std::once_flag once;
-  std::call_once(once, [] {
+  static const auto* libraries = [] {
+    auto made = std::make_unique<std::vector<torch::Library>>();
     for (const c10::BackendComponent device : dispatch::devices)
       for (const auto key :
            {dispatch::autograd_key(device),
-            c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, device)}) {
-        auto* library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-        library->impl("batch_norm", &batch_norm);
-      }
-  });
+            c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, device)})
+        made->emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__)
+            .impl("batch_norm", &batch_norm);
+    return made.release();
+  }();
+  (void)libraries;
 }
 
 }  // namespace
