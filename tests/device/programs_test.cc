@@ -1,8 +1,12 @@
 // The parts of a training program other than its steps, on a GPU.
 #include <lockstep/checkpoint/async_saver.h>
 #include <lockstep/checkpoint/checkpoint.h>
+#include <lockstep/models/resnet.h>
+#include <lockstep/module/state_dict.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/grad_scaler.h>
+#include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/data/sync_batch_norm.h>
 #include <lockstep/parallel/sharded/deferred.h>
 #include <lockstep/parallel/sharded/fully_shard.h>
 #include <lockstep/parallel/threads/data_parallel.h>
@@ -11,10 +15,13 @@
 #include "parallel/composition.h"
 #include "support/temporary_folder.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/rand.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
 
 #include <cmath>
 #include <string>
@@ -135,6 +142,51 @@ TEST_F(Programs, TrainADeferredModelThatIsMovedToTheDevice) {
     const auto found = sharded.state_dict();
     for (const auto& item : expected->named_parameters())
       EXPECT_TRUE(at::equal(found.at(item.key()).cpu(), item.value())) << item.key();
+  });
+}
+
+constexpr std::int64_t rows_of_images = 8;
+
+models::ResNet18 resnet() {
+  torch::manual_seed(4);
+  models::ResNet18 model(models::ResNetOptions{.classes = 5, .cifar_stem = true, .width = 4});
+  model->to(at::kDouble);
+  return model;
+}
+
+// One step with rows `first` to `first + rows - 1` of a batch.
+template <typename Handle>
+void train_on_images(Handle& handle, models::ResNet18& model, torch::optim::SGD& sgd,
+                     std::int64_t first, std::int64_t rows) {
+  const auto device = model->parameters().front().device();
+  const at::Tensor numbers = at::arange(rows_of_images * 3 * 8 * 8, at::kDouble);
+  const at::Tensor images = (numbers * 7919 % 2003 / 1000 - 1).view({rows_of_images, 3, 8, 8});
+  const at::Tensor classes = at::arange(rows_of_images) % 5;
+  handle.zero_grad();
+  at::cross_entropy_loss(model->forward(images.narrow(0, first, rows).to(device)),
+                         classes.narrow(0, first, rows).to(device))
+      .backward();
+  sgd.step();
+}
+
+// Statistics are those of all ranks' rows.
+TEST_F(Programs, NormaliseTheBatchesOfAllRanks) {
+  test::expect_on_device(test::BackendKind::shm, 2, [](Group world) {
+    auto alone = resnet(), model = resnet();
+    model->to(test::first_device);
+    SyncBatchNorm sync(model, world);
+    DistributedDataParallel ddp(model, world);
+    const auto settings = torch::optim::SGDOptions(0.05).momentum(0.9);
+    torch::optim::SGD sgd(model->parameters(), settings), expected(alone->parameters(), settings);
+    const std::int64_t rows = rows_of_images / world.size();
+    for (int step = 0; step < steps_before; ++step) {
+      train_on_images(ddp, model, sgd, world.rank() * rows, rows);
+      train_on_images(*alone, alone, expected, 0, rows_of_images);
+    }
+    const auto found = state_dict(*model);
+    for (const auto& [name, tensor] : state_dict(*alone))
+      test::expect_close_to(found.at(name).cpu().to(at::kDouble), tensor.to(at::kDouble), 1e-8,
+                            name);
   });
 }
 

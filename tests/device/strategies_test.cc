@@ -1,5 +1,8 @@
 // Every strategy on a GPU that the ranks share, compared with one process on the CPU.
 
+#include <lockstep/models/llama.h>
+#include <lockstep/parallel/model_plans.h>
+
 #include "device/devices.h"
 #include "parallel/composition.h"
 
@@ -17,17 +20,21 @@ namespace {
 
 constexpr int compared_steps = 6;
 
+enum class Net { gpt, llama, moe };
+
 struct OnDevice {
   test::Composition how;
   at::ScalarType dtype = at::kFloat;
   double tolerance = 1e-5;
-  bool experts = false;
+  Net net = Net::gpt;
   double dropout = 0;
   bool uses_cudnn = true;  // for attention in 16 bits
 };
 
 std::string name_of(const testing::TestParamInfo<OnDevice>& info) {
-  const std::string model = info.param.experts ? "moe_" : "gpt_";
+  const char* model = "gpt_";
+  if (info.param.net == Net::llama) model = "llama_";
+  if (info.param.net == Net::moe) model = "moe_";
   return model + test::test_name_of(info.param.how) + "_" + toString(info.param.dtype) +
          (info.param.dropout > 0 ? "_dropout" : "") +
          (info.param.uses_cudnn ? "" : "_without_cudnn");
@@ -37,7 +44,7 @@ class StrategiesOnDevice : public test::DeviceTest, public testing::WithParamInt
  protected:
   template <typename Make>
   static void compare(Group world, const Make& make) {
-    const auto& [how, dtype, tolerance, experts, dropout, uses_cudnn] = GetParam();
+    const auto& [how, dtype, tolerance, net, dropout, uses_cudnn] = GetParam();
     at::globalContext().setSDPUseCuDNN(uses_cudnn);
     const bool is_low = dtype == at::kBFloat16;
     const auto expected = test::losses_of_one(make(is_low ? at::kFloat : dtype),
@@ -65,9 +72,18 @@ class StrategiesOnDevice : public test::DeviceTest, public testing::WithParamInt
 
 TEST_P(StrategiesOnDevice, TrainAsOneProcess) {
   test::expect_on_device(test::BackendKind::shm, test::ranks_of(GetParam().how), [](Group world) {
-    if (GetParam().experts)
+    if (GetParam().net == Net::moe)
       return compare(std::move(world),
                      [](at::ScalarType dtype) { return test::moe_of(1.5, dtype); });
+    if (GetParam().net == Net::llama)
+      return compare(std::move(world), [](at::ScalarType dtype) {
+        const models::LlamaOptions options{.heads = 4,
+                                           .key_value_heads = 2,
+                                           .hidden_size = 64,
+                                           .context_length = 13,
+                                           .vocabulary = 37};
+        return test::made_alike([&] { return models::Llama(options); }, dtype);
+      });
     compare(std::move(world), [](at::ScalarType dtype) {
       auto options = test::composed_gpt();
       if (dtype != at::kDouble)
@@ -107,7 +123,19 @@ std::vector<OnDevice> cases() {
       all.push_back({.how = {.axes = axes, .micro_batches = 1},
                      .dtype = dtype,
                      .tolerance = dtype == at::kDouble ? 1e-9 : 1e-4,
-                     .experts = true});
+                     .net = Net::moe});
+  const std::vector<test::Composition> of_llama = {
+      {.axes = {{"fsdp", 2}}},
+      {.axes = {{"tp", 2}}, .sequence = true},
+      {.axes = {{"cp", 2}}},
+      {.axes = {{"cp", 2}}, .context = ContextMethod::ulysses},
+      {.axes = {{"pp", 2}, {"tp", 2}}}};
+  for (const auto& how : of_llama)
+    for (auto dtype : {at::kFloat, at::kBFloat16})
+      all.push_back({.how = how,
+                     .dtype = dtype,
+                     .tolerance = dtype == at::kFloat ? 1e-5 : 2e-2,
+                     .net = Net::llama});
   for (const char* axis : {"dp", "tp", "cp"})
     all.push_back({.how = {.axes = {{axis, 2}}},
                    .dtype = at::kBFloat16,

@@ -23,19 +23,12 @@ struct Case {
   Program run;
 };
 
-// Makes a case of an operation on one tensor.
-[[nodiscard]] inline Case case_of(std::string name, std::vector<std::int64_t> sizes,
-                                  std::function<at::Tensor(const at::Tensor&)> run) {
-  return {std::move(name), {std::move(sizes)}, [run = std::move(run)](const Tensors& x) {
-            return Tensors{run(x[0])};
-          }};
-}
-
-// Makes a case of an operation on a matrix [5, 4].
-[[nodiscard]] inline Case case_of(std::string name,
-                                  std::function<at::Tensor(const at::Tensor&)> run) {
-  return case_of(std::move(name), {5, 4}, std::move(run));
-}
+// All cases of one kind of operation.
+struct CasesOfKind {
+  std::string kind;
+  std::vector<Case> cases;
+};
+[[nodiscard]] std::vector<CasesOfKind> cases_of_operations();
 
 inline void fill_randomly(Tensors& tensors, const Case& one, std::uint64_t seed) {
   at::Generator generator = at::detail::createCPUGenerator(seed);
@@ -67,16 +60,16 @@ inline void expect_same(const Tensors& globals, const Tensors& plains, const std
   for (std::size_t i = 0; i < globals.size(); ++i) {
     ASSERT_TRUE(is_global(globals[i])) << what;
     ASSERT_EQ(globals[i].sizes(), plains[i].sizes()) << what << " " << describe(globals[i]);
-    at::Tensor found = full_tensor(globals[i].detach());
+    at::Tensor found = full_tensor(globals[i].detach()).cpu();
     ASSERT_TRUE(found.allclose(plains[i].detach(), 1e-10, 1e-12))
         << what << " " << describe(globals[i]) << "\n"
         << found << plains[i];
   }
 }
 
-// Runs the case with every list of placements of its first argument, and some of the other
-// arguments.
-inline void try_case(const Case& one, const Group& world) {
+// Runs the case on the device with every list of placements of its first argument, and some of the
+// other arguments. The single process computes on the CPU.
+inline void try_case(const Case& one, const Group& world, c10::Device device = c10::kCPU) {
   Tensors plains;
   fill_randomly(plains, one, 7);
   Outcome expected;
@@ -96,7 +89,7 @@ inline void try_case(const Case& one, const Group& world) {
       for (std::size_t k = 0; k < plains.size(); ++k) {
         auto mine = all_placements(static_cast<int>(one.sizes[k].size()), axes);
         const Placements& chosen = k == 0 ? first[i] : mine[(i * 7 + k * 3) % mine.size()];
-        inputs.push_back(placed(plains[k], mesh, chosen));
+        inputs.push_back(placed(plains[k].to(device), mesh, chosen));
         what += " " + describe(inputs.back());
       }
       try {

@@ -1,286 +1,35 @@
+// Each operation gives the same results and gradients on global tensors as on a single process.
 #include "cases_of_operations.h"
-#include "support/torch/backend_test.h"
+#include "support/torch/ranks.h"
 
-#include <torch/torch.h>
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <tuple>
+#include <vector>
 
 namespace lockstep {
 namespace {
 
-using test::Case;
-using test::case_of;
-using test::Tensors;
-using test::try_case;
+class Operations : public testing::TestWithParam<std::tuple<int, test::CasesOfKind>> {};
 
-Case unary(std::string name, at::Tensor (*function)(const at::Tensor&)) {
-  return {std::move(name), {{5, 4}}, [=](const Tensors& x) { return Tensors{function(x[0])}; }};
+TEST_P(Operations, GiveThePlainResult) {
+  const auto& [ranks, kind] = GetParam();
+  test::run_group(
+      test::BackendKind::local, ranks,
+      [&](const Group& world) {
+        for (const test::Case& one : kind.cases) test::try_case(one, world);
+      },
+      std::chrono::seconds(60));
 }
-
-std::vector<Case> pointwise_cases() {
-  return {
-      unary("relu", [](const at::Tensor& x) { return at::relu(x); }),
-      unary("gelu", [](const at::Tensor& x) { return at::gelu(x); }),
-      unary("silu", [](const at::Tensor& x) { return at::silu(x); }),
-      unary("tanh", [](const at::Tensor& x) { return at::tanh(x); }),
-      unary("exp neg", [](const at::Tensor& x) { return at::exp(-x); }),
-      unary("clone", [](const at::Tensor& x) { return x.clone(); }),
-      unary("to float", [](const at::Tensor& x) { return x.to(at::kFloat).to(at::kDouble); }),
-      unary("scaled", [](const at::Tensor& x) { return x * 2.5 / 3 + 1; }),
-      unary("1 - x", [](const at::Tensor& x) { return 1 - x; }),
-      unary("in place",
-            [](const at::Tensor& x) {
-              at::Tensor y = x * 1;
-              y.add_(x).mul_(0.5);
-              return y.sub_(1);
-            }),
-      unary("like", [](const at::Tensor& x) { return at::zeros_like(x) + at::ones_like(x) * x; }),
-      unary("where", [](const at::Tensor& x) { return at::where(x > 0, x, x * 0.1); }),
-      unary("masked", [](const at::Tensor& x) { return x.masked_fill(x > 0.5, 0.0); }),
-      {"add", {{5, 4}, {5, 4}}, [](const Tensors& x) { return Tensors{x[0] + x[1]}; }},
-      {"spread",
-       {{5, 4}, {4}, {5, 1}},
-       [](const Tensors& x) { return Tensors{x[0] * x[1] - x[2]}; }},
-      {"addcmul",
-       {{5, 4}, {5, 4}, {5, 4}},
-       [](const Tensors& x) { return Tensors{at::addcmul(x[0], x[1], x[2], 0.3)}; }},
-      {"lerp", {{5, 4}, {5, 4}}, [](const Tensors& x) { return Tensors{x[0].lerp(x[1], 0.3)}; }},
-  };
-}
-
-std::vector<Case> matmul_cases() {
-  return {
-      {"vector times matrix",
-       {{4}, {4, 3}},
-       [](const Tensors& x) { return Tensors{at::matmul(x[0], x[1])}; }},
-      {"vector times matrices",
-       {{4}, {2, 4, 3}},
-       [](const Tensors& x) { return Tensors{at::matmul(x[0], x[1])}; }},
-      {"matrices times vector",
-       {{2, 3, 4}, {4}},
-       [](const Tensors& x) { return Tensors{at::matmul(x[0], x[1])}; }},
-      {"matrices times matrix",
-       {{2, 3, 4}, {4, 5}},
-       [](const Tensors& x) { return Tensors{at::matmul(x[0], x[1])}; }},
-      {"matrix times matrices",
-       {{3, 4}, {2, 4, 5}},
-       [](const Tensors& x) { return Tensors{at::matmul(x[0], x[1])}; }},
-      {"vector times vector",
-       {{4}, {4}},
-       [](const Tensors& x) { return Tensors{at::matmul(x[0], x[1])}; }},
-      {"mm", {{5, 4}, {4, 3}}, [](const Tensors& x) { return Tensors{x[0].mm(x[1])}; }},
-      {"linear",
-       {{5, 4}, {3, 4}, {3}},
-       [](const Tensors& x) { return Tensors{at::linear(x[0], x[1], x[2])}; }},
-      {"linear of rows",
-       {{2, 3, 4}, {6, 4}, {6}},
-       [](const Tensors& x) { return Tensors{at::linear(x[0], x[1], x[2])}; }},
-      {"matmul",
-       {{2, 3, 4}, {2, 4, 5}},
-       [](const Tensors& x) { return Tensors{x[0].matmul(x[1])}; }},
-      {"matmul of heads",
-       {{2, 3, 4, 2}, {2, 3, 2, 4}},
-       [](const Tensors& x) { return Tensors{x[0].matmul(x[1])}; }},
-      {"mv", {{5, 4}, {4}}, [](const Tensors& x) { return Tensors{x[0].matmul(x[1])}; }},
-      {"baddbmm",
-       {{2, 1, 5}, {2, 3, 4}, {2, 4, 5}},
-       [](const Tensors& x) { return Tensors{at::baddbmm(x[0], x[1], x[2], 0.5, 2)}; }},
-  };
-}
-
-std::vector<Case> reduction_cases() {
-  return {
-      case_of("sum", [](const at::Tensor& x) { return x.sum(); }),
-      case_of("sum of dim", [](const at::Tensor& x) { return x.sum(0) + x.sum(0, true); }),
-      case_of("mean", [](const at::Tensor& x) { return x.mean(); }),
-      case_of("mean of dim", [](const at::Tensor& x) { return x.mean({-1}, true); }),
-      case_of("amax", [](const at::Tensor& x) { return x.amax({0}); }),
-      case_of("max", [](const at::Tensor& x) { return x.max(); }),
-      case_of("max of dim",
-              [](const at::Tensor& x) { return std::get<0>(x.detach().max(1)) + x.sum(1); }),
-      case_of("var", [](const at::Tensor& x) { return x.var(0, false); }),
-      case_of("norm", [](const at::Tensor& x) { return x.norm(); }),
-      case_of("norm of dim", [](const at::Tensor& x) { return at::linalg_vector_norm(x, 3, 0); }),
-      case_of("largest norm",
-              [](const at::Tensor& x) {
-                return at::linalg_vector_norm(x, std::numeric_limits<double>::infinity());
-              }),
-      case_of("cumsum", [](const at::Tensor& x) { return x.cumsum(0); }),
-      case_of("softmax", [](const at::Tensor& x) { return x.softmax(-1); }),
-      case_of("log_softmax", [](const at::Tensor& x) { return x.log_softmax(0); }),
-      case_of("logsumexp", [](const at::Tensor& x) { return x.logsumexp(1); }),
-      case_of("tril", [](const at::Tensor& x) { return x.tril(); }),
-  };
-}
-
-std::vector<Case> view_cases() {
-  return {
-      case_of("view", {4, 6},
-              [](const at::Tensor& x) {
-                return x.view({2, 2, 3, 2});
-              }),
-      case_of("flatten", {3, 2, 4}, [](const at::Tensor& x) { return x.flatten(0, 1); }),
-      case_of("flatten all", {3, 2, 4}, [](const at::Tensor& x) { return x.reshape({-1}); }),
-      case_of("t", {5, 4}, [](const at::Tensor& x) { return x.t(); }),
-      case_of("heads", {2, 3, 4},
-              [](const at::Tensor& x) {
-                return x.view({2, 3, 2, 2}).transpose(1, 2).contiguous().view({4, 6});
-              }),
-      case_of("permute", {2, 3, 4},
-              [](const at::Tensor& x) {
-                return x.permute({2, 0, 1});
-              }),
-      case_of("unsqueeze", {3, 4}, [](const at::Tensor& x) { return x.unsqueeze(1).squeeze(); }),
-      case_of("squeeze", {3, 1, 2}, [](const at::Tensor& x) { return x.squeeze(1); }),
-      case_of("expand", {3, 1},
-              [](const at::Tensor& x) {
-                return x.expand({2, 3, 4});
-              }),
-      case_of("select", {5, 4}, [](const at::Tensor& x) { return x.select(0, -2); }),
-      case_of("slice", {5, 4},
-              [](const at::Tensor& x) { return x.narrow(0, 1, 3).slice(1, 0, 4, 2); }),
-      case_of("write to a part", {5, 4},
-              [](const at::Tensor& x) {
-                at::Tensor y = x * 2;
-                at::NoGradGuard no_grad;
-                y.detach().t().mul_(3);
-                return y;
-              }),
-      case_of("repeat", {3, 2},
-              [](const at::Tensor& x) {
-                return x.repeat({2, 1, 3});
-              }),
-      case_of("repeat heads", {2, 2, 3},
-              [](const at::Tensor& x) { return x.repeat_interleave(2, 1); }),
-      {"split", {{3, 6}}, [](const Tensors& x) { return x[0].split(2, 1); }},
-      {"uneven split", {{3, 5}}, [](const Tensors& x) { return x[0].split(2, 1); }},
-      {"chunk", {{6, 3}}, [](const Tensors& x) { return x[0].chunk(3); }},
-      {"unbind", {{3, 4}}, [](const Tensors& x) { return x[0].unbind(0); }},
-      {"cat",
-       {{3, 4}, {3, 4}},
-       [](const Tensors& x) {
-         return Tensors{at::cat({x[0], x[1]}, 1)};
-       }},
-      {"cat of others", {{3, 4}, {2, 4}}, [](const Tensors& x) { return Tensors{at::cat(x)}; }},
-      {"stack", {{3, 4}, {3, 4}}, [](const Tensors& x) { return Tensors{at::stack(x, -1)}; }},
-  };
-}
-
-std::vector<Case> layer_cases() {
-  return {
-      {"layer_norm",
-       {{2, 3, 4}, {4}, {4}},
-       [](const Tensors& x) { return Tensors{at::layer_norm(x[0], {4}, x[1], x[2])}; }},
-      {"layer_norm without weights",
-       {{3, 4}},
-       [](const Tensors& x) { return Tensors{at::layer_norm(x[0], {4})}; }},
-      {"attention",
-       {{2, 4, 3, 2}, {2, 4, 3, 2}, {2, 4, 3, 2}},
-       [](const Tensors& x) {
-         return Tensors{at::scaled_dot_product_attention(x[0], x[1], x[2], {}, 0.0, true)};
-       }},
-      {"convolution",
-       {{4, 2, 6, 6}, {4, 2, 3, 3}, {4}},
-       [](const Tensors& x) { return Tensors{at::conv2d(x[0], x[1], x[2], 2, 1)}; }},
-      {"pooling",
-       {{4, 2, 5, 5}},
-       [](const Tensors& x) {
-         return Tensors{at::max_pool2d(x[0], 2), at::avg_pool2d(x[0], {3}, {2}, {1}),
-                        at::adaptive_avg_pool2d(x[0], {2, 2})};
-       }},
-  };
-}
-
-// Returns each loss with all three reductions.
-std::vector<Case> loss_cases() {
-  auto one = [](std::string name, auto function) {
-    return Case{std::move(name), {{5, 4}, {5, 4}}, [=](const Tensors& x) {
-                  return Tensors{function(x[0], x[1], at::Reduction::None),
-                                 function(x[0], x[1], at::Reduction::Mean),
-                                 function(x[0], x[1], at::Reduction::Sum)};
-                }};
-  };
-  using T = const at::Tensor&;
-  return {
-      one("mse", [](T x, T y, std::int64_t how) { return at::mse_loss(x, y, how); }),
-      one("l1", [](T x, T y, std::int64_t how) { return at::l1_loss(x, y, how); }),
-      one("smooth l1", [](T x, T y, std::int64_t how) { return at::smooth_l1_loss(x, y, how); }),
-      one("huber", [](T x, T y, std::int64_t how) { return at::huber_loss(x, y, how); }),
-      one("binary cross-entropy",
-          [](T x, T y, std::int64_t how) {
-            return at::binary_cross_entropy_with_logits(x, y.detach().sigmoid(), {}, {}, how) +
-                   at::binary_cross_entropy(x.sigmoid(), y.detach().sigmoid(), {}, how) +
-                   0 * y.sum();
-          }),
-      {"binary cross-entropy with weights of classes",
-       {{5, 4}, {5, 4}, {4}},
-       [](const Tensors& x) {
-         auto target = x[1].detach().sigmoid();
-         auto weight = x[2].detach().abs() + 1;
-         return Tensors{at::binary_cross_entropy_with_logits(x[0], target, weight, weight) +
-                        at::binary_cross_entropy(x[0].sigmoid(), target, weight) + 0 * x[1].sum() +
-                        0 * x[2].sum()};
-       }},
-  };
-}
-
-// Returns the operations of a Llama block.
-std::vector<Case> llama_cases() {
-  auto turned = [](const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
-    auto parts = x.chunk(2, -1);
-    return at::cat({parts[0] * cos - parts[1] * sin, parts[0] * sin + parts[1] * cos}, -1);
-  };
-  return {
-      {"rms norm",
-       {{3, 5, 4}, {4}},
-       [](const Tensors& x) {
-         return Tensors{x[0] * (x[0].pow(2).mean(-1, true) + 1e-5).rsqrt() * x[1]};
-       }},
-      {"rotary",
-       {{2, 4, 5, 4}, {5, 2}, {5, 2}},
-       [=](const Tensors& x) { return Tensors{turned(x[0], x[1], x[2])}; }},
-      {"without bias",
-       {{2, 3, 4}, {6, 4}},
-       [](const Tensors& x) { return Tensors{at::linear(x[0], x[1])}; }},
-      {"grouped queries",
-       {{2, 4, 3, 2}, {2, 2, 3, 2}, {2, 2, 3, 2}},
-       [](const Tensors& x) {
-         at::Tensor k = x[1].repeat_interleave(2, 1), v = x[2].repeat_interleave(2, 1);
-         at::Tensor mixed = at::scaled_dot_product_attention(x[0], k, v, {}, 0.0, true);
-         return Tensors{mixed.transpose(1, 2).reshape({2, 3, 8})};
-       }},
-      {"swiglu",
-       {{2, 3, 4}, {6, 4}, {6, 4}, {4, 6}},
-       [](const Tensors& x) {
-         return Tensors{
-             at::linear(at::silu(at::linear(x[0], x[1])) * at::linear(x[0], x[2]), x[3])};
-       }},
-  };
-}
-
-class Operations : public test::BackendTest {
- protected:
-  void try_all(const std::vector<Case>& cases) {
-    run(
-        [&](Group world) {
-          for (const Case& one : cases) try_case(one, world);
-        },
-        std::chrono::seconds(60));
-  }
-};
-
-TEST_P(Operations, Pointwise) { try_all(pointwise_cases()); }
-TEST_P(Operations, ProductsOfMatrices) { try_all(matmul_cases()); }
-TEST_P(Operations, Reductions) { try_all(reduction_cases()); }
-TEST_P(Operations, Views) { try_all(view_cases()); }
-TEST_P(Operations, Layers) { try_all(layer_cases()); }
-TEST_P(Operations, Losses) { try_all(loss_cases()); }
-TEST_P(Operations, PiecesOfALlamaBlock) { try_all(llama_cases()); }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Operations,
-                         testing::Values(std::tuple(test::BackendKind::local, 1),
-                                         std::tuple(test::BackendKind::local, 2),
-                                         std::tuple(test::BackendKind::local, 3),
-                                         std::tuple(test::BackendKind::local, 4)),
-                         test::backend_test_name);
+                         testing::Combine(testing::Range(1, 5),
+                                          testing::ValuesIn(test::cases_of_operations())),
+                         [](const auto& info) {
+                           return std::get<1>(info.param).kind + "_" +
+                                  std::to_string(std::get<0>(info.param));
+                         });
 
 }  // namespace
 }  // namespace lockstep
