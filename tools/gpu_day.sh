@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Runs all checks that need a GPU: the device tests in shards, and a GPT's step compared with PyTorch's, also on ranks that
-# share the GPU, and collectives of two ranks that share it. Prints the tables of docs/gpu.md. Builds and installs nothing.
+# Runs all checks that need a GPU: the device tests in shards, a GPT's step compared with PyTorch's, also on ranks that share
+# the GPU, collectives of two ranks that share it, and the trainer (gpu_train.py). Prints the tables of docs/gpu.md. Builds
+# and installs nothing.
 #
-#   ninja -C BUILD device_test gpt_step lockstep_command lockstep-bench   on any host that can build
-#   tools/gpu_day.sh BUILD OUT [SHARDS]                                   on the host with the GPU; logs go to OUT
+#   ninja -C BUILD device_test gpt_step lockstep_command lockstep-bench lockstep-train lockstep-eval lockstep-generate
+#                                         on any host that can build
+#   tools/gpu_day.sh BUILD OUT [SHARDS]   on the host with the GPU; logs go to OUT
 #
 # Exits with 1 if a case, a shard or a step failed. PYTHON (python3) must have the torch that BUILD was made with; its libraries are found through it.
 set -euo pipefail
@@ -45,4 +47,5 @@ for dtype in float32 bf16 float32 bf16; do
 done
 for mesh in dp=2 fsdp=2 tp=2 pp=2; do one "$build/bin/lockstep" run -n 2 --share-gpus "$build/bench/gpt_step" $mesh bf16; done
 one "$build/bin/lockstep" run -n 2 --share-gpus "$build/bin/lockstep" bench collectives --device cuda
+"$python" "$(dirname "$0")/gpu_train.py" "$build/bin" "$out/train" || status=1
 exit $status

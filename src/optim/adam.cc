@@ -101,7 +101,7 @@ struct Batch {
   }
 };
 
-void add(const UpdateEntry& entry, const GroupStep& step, std::vector<Batch>& batches) {
+void add(const UpdateEntry& entry, std::vector<Batch>& batches) {
   at::Tensor parameter = updated_tensor(entry);
   auto batch = std::find_if(batches.begin(), batches.end(), [&](const Batch& candidate) {
     return candidate.takes(parameter, entry.age);
@@ -111,7 +111,7 @@ void add(const UpdateEntry& entry, const GroupStep& step, std::vector<Batch>& ba
     batch->age = entry.age;
   }
   batch->parameters.push_back(parameter);
-  batch->gradients.push_back(transformed_gradient(entry, step.transform));
+  batch->gradients.push_back(widened_gradient(entry));
   batch->averages.push_back(*entry.state[0].values);
   batch->squares.push_back(*entry.state[1].values);
   if (entry.state[2].values != nullptr) batch->greatest_squares.push_back(*entry.state[2].values);
@@ -123,12 +123,13 @@ void add(const UpdateEntry& entry, const GroupStep& step, std::vector<Batch>& ba
 }
 
 template <class Options>
-void run_batch(const Batch& batch, const Options& options, bool maximize) {
+void run_batch(const Batch& batch, const Options& options, const GroupStep& step) {
   auto [beta1, beta2] = options.betas();
+  const std::vector<at::Tensor> gradients = transformed(batch.gradients, step.transform);
   auto call = [&](auto kernel) {
-    kernel(batch.parameters, batch.gradients, batch.averages, batch.squares, batch.greatest_squares,
+    kernel(batch.parameters, gradients, batch.averages, batch.squares, batch.greatest_squares,
            batch.steps, options.lr(), beta1, beta2, options.weight_decay(), options.eps(),
-           options.amsgrad(), maximize);
+           options.amsgrad(), step.update.maximize);
   };
   if constexpr (is_adamw<Options>)
     call([](auto&&... arguments) { at::_fused_adamw_(arguments...); });
@@ -142,8 +143,8 @@ void update_by_torch(std::vector<UpdateEntry>& entries, const Options& options,
                      const GroupStep& step) {
   std::vector<Batch> batches;
   for (const UpdateEntry& entry : entries)
-    if (!entry.is_for_kernel()) add(entry, step, batches);
-  for (const Batch& batch : batches) run_batch(batch, options, step.update.maximize);
+    if (!entry.is_for_kernel()) add(entry, batches);
+  for (const Batch& batch : batches) run_batch(batch, options, step);
   for (const UpdateEntry& entry : entries)
     if (!entry.is_for_kernel()) publish_master(entry);
 }

@@ -9,7 +9,8 @@
 #include <lockstep/optim/clipping.h>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/isfinite.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/stack.h>
 
 #include <algorithm>
 #include <array>
@@ -103,6 +104,52 @@ double widened_part(const at::Tensor& gradient, const ElementTransform& transfor
   return (norm_type == infinity ? values.max() : values.pow_(norm_type).sum()).item<double>();
 }
 
+// True if LibTorch computes this part of a norm together with others, by few kernels.
+bool is_computed_with_others(const at::Tensor& gradient, const ElementTransform& transform,
+                             double norm_type) {
+  const bool has_kernel = norm_type == 1 || norm_type == 2 || norm_type == infinity;
+  return has_kernel && !gradient.device().is_cpu() && gradient.layout() == at::kStrided &&
+         gradient.is_floating_point() && std::isinf(transform.limit);
+}
+
+// The parts of a norm, one for each parameter. Those of gradients on devices are computed and
+// fetched together, so that the host waits once instead of for each of them.
+class PartsOfNorm {
+ public:
+  PartsOfNorm(std::size_t count, const ElementTransform& transform, double norm_type)
+      : transform_(transform), norm_type_(norm_type), parts_(count) {}
+
+  void put(std::size_t i, double part) { parts_[i] = part; }
+
+  // The gradient must be in memory.
+  void compute(std::size_t i, const at::Tensor& gradient) {
+    if (gradient.numel() == 0) return;
+    if (!is_computed_with_others(gradient, transform_, norm_type_))
+      return put(i, widened_part(gradient, transform_, norm_type_));
+    places_.push_back(i);
+    on_devices_.push_back(stored_values(gradient));
+  }
+
+  [[nodiscard]] std::vector<double> all() {
+    if (places_.empty()) return parts_;
+    std::vector<at::Tensor> norms = at::_foreach_norm(on_devices_, norm_type_, at::kDouble);
+    for (at::Tensor& norm : norms) norm = norm.to(norms.front().device(), /*non_blocking=*/true);
+    const at::Tensor fetched = at::stack(norms).mul_(transform_.factor).cpu();
+    for (std::size_t k = 0; k < places_.size(); ++k) {
+      const double norm = fetched.const_data_ptr<double>()[k];
+      parts_[places_[k]] = norm_type_ == 2 ? norm * norm : norm;
+    }
+    return parts_;
+  }
+
+ private:
+  const ElementTransform transform_;
+  const double norm_type_;
+  std::vector<double> parts_;
+  std::vector<std::size_t> places_;
+  std::vector<at::Tensor> on_devices_;  // gradients of these places
+};
+
 // Returns the greater number. std::max would drop a NaN.
 double greater(double a, double b) { return a > b || std::isnan(a) ? a : b; }
 
@@ -185,19 +232,16 @@ class CombinedNumber {
   std::map<std::vector<std::string>, std::shared_ptr<ShardGroup>> of_meshes_;
 };
 
-bool is_finite(const at::Tensor& gradient) {
-  if (is_scanned_here(gradient)) return std::isfinite(scanned_sum_of_squares(gradient, {}));
-  return at::isfinite(stored_values(gradient)).all().item<bool>();
-}
-
-// Returns this rank's part of a norm for one gradient: the sum of |g|^norm_type, or the largest |g|
-// if norm_type is infinity.
-double norm_part(const at::Tensor& gradient, const ElementTransform& transform, double norm_type) {
-  if (norm_type != 2 || !cheap_source_of(gradient)) bring(gradient);
-  if (gradient.numel() == 0) return 0;
-  if (norm_type == 2 && is_scanned_here(gradient))
-    return scanned_sum_of_squares(gradient, transform);
-  return widened_part(gradient, transform, norm_type);
+// Adds the parts of all ranks. A parameter without a gradient has no part.
+double over_all_ranks(std::span<const at::Tensor> parameters, const std::vector<double>& parts,
+                      bool largest) {
+  CombinedNumber combined(largest);
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (parameters[i].grad().defined())
+      combined.add(parameters[i], parts[i]);
+    else
+      combined.take_part(parameters[i]);
+  return combined.of_all_ranks();
 }
 
 }  // namespace
@@ -206,36 +250,45 @@ double transformed_norm(std::span<const at::Tensor> parameters, const ElementTra
                         double norm_type) {
   check(norm_type >= 0, "norm of gradients: expected a norm type of 0 or more, found {}",
         norm_type);
+  // This rank's part for one gradient is the sum of |g|^norm_type, or the largest |g| if norm_type
+  // is infinity.
+  PartsOfNorm parts(parameters.size(), transform, norm_type);
   double tensors = 0;
-  CombinedNumber parts(norm_type == infinity);
-  for (const at::Tensor& parameter : parameters) {
-    if (!parameter.grad().defined()) {
-      parts.take_part(parameter);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (!parameters[i].grad().defined()) continue;
+    ++tensors;
+    global::settle_gradient(parameters[i]);
+    if (norm_type == 0) {
+      if (!dispatch::source_of(parameters[i].grad()))
+        bring(parameters[i].grad());  // throws if there is no gradient yet
       continue;
     }
-    ++tensors;
-    global::settle_gradient(parameter);
-    if (norm_type > 0)
-      parts.add(parameter, norm_part(global::local_values(parameter.grad()), transform, norm_type));
-    else if (!dispatch::source_of(parameter.grad()))
-      bring(parameter.grad());  // throws if there is no gradient yet
+    const at::Tensor gradient = global::local_values(parameters[i].grad());
+    if (norm_type != 2 || !cheap_source_of(gradient)) bring(gradient);
+    if (norm_type == 2 && gradient.numel() > 0 && is_scanned_here(gradient))
+      parts.put(i, scanned_sum_of_squares(gradient, transform));
+    else
+      parts.compute(i, gradient);
   }
-  return norm_type == 0 ? tensors : norm_of(parts.of_all_ranks(), norm_type);
+  if (norm_type == 0) return tensors;
+  return norm_of(over_all_ranks(parameters, parts.all(), norm_type == infinity), norm_type);
 }
 
 bool all_finite(std::span<const at::Tensor> parameters) {
-  CombinedNumber bad(/*largest=*/true);
-  for (const at::Tensor& parameter : parameters) {
-    if (!parameter.grad().defined()) {
-      bad.take_part(parameter);
-      continue;
-    }
-    global::settle_gradient(parameter);
-    const at::Tensor gradient = global::local_values(parameter.grad());
+  PartsOfNorm largest(parameters.size(), {}, infinity);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (!parameters[i].grad().defined()) continue;
+    global::settle_gradient(parameters[i]);
+    const at::Tensor gradient = global::local_values(parameters[i].grad());
     if (!cheap_source_of(gradient)) bring(gradient);
-    bad.add(parameter, is_finite(gradient) ? 0 : 1);
+    if (is_scanned_here(gradient))
+      largest.put(i, scanned_sum_of_squares(gradient, {}));
+    else
+      largest.compute(i, gradient);
   }
-  return bad.of_all_ranks() == 0;
+  std::vector<double> bad = largest.all();
+  for (double& part : bad) part = std::isfinite(part) ? 0 : 1;
+  return over_all_ranks(parameters, bad, /*largest=*/true) == 0;
 }
 
 double gradient_norm(std::span<const at::Tensor> parameters, double norm_type) {

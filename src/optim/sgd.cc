@@ -60,9 +60,10 @@ void update_by_tiles(const SgdConstants& constants, const ParameterSpan& span, s
 void update_by_torch(const UpdateEntry& entry, const SGDOptions& options, const GroupStep& step) {
   std::vector<at::Tensor> buffers;
   if (entry.state[0].values != nullptr) buffers.push_back(*entry.state[0].values);
-  at::_fused_sgd_(updated_tensor(entry), transformed_gradient(entry, step.transform), buffers,
-                  options.weight_decay(), options.momentum(), options.lr(), options.dampening(),
-                  options.nesterov(), step.update.maximize, /*is_first_step=*/entry.first);
+  at::_fused_sgd_(updated_tensor(entry), transformed({widened_gradient(entry)}, step.transform),
+                  buffers, options.weight_decay(), options.momentum(), options.lr(),
+                  options.dampening(), options.nesterov(), step.update.maximize,
+                  /*is_first_step=*/entry.first);
   publish_master(entry);
 }
 

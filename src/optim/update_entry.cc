@@ -7,6 +7,7 @@
 #include "optim/threads.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/where.h>
 
@@ -112,13 +113,18 @@ at::Tensor updated_tensor(const UpdateEntry& entry) {
   return *entry.master;
 }
 
-at::Tensor transformed_gradient(const UpdateEntry& entry, const ElementTransform& transform) {
+at::Tensor widened_gradient(const UpdateEntry& entry) {
   at::ScalarType dtype = entry.has_16_bits() ? at::kFloat : entry.dense.scalar_type();
-  at::Tensor gradient = laid_out_as(entry.gradient, entry.dense, dtype);
-  if (transform.is_none()) return gradient;
-  gradient = gradient * transform.factor;
-  if (std::isfinite(transform.limit)) gradient.clamp_(-transform.limit, transform.limit);
-  return gradient;
+  return laid_out_as(entry.gradient, entry.dense, dtype);
+}
+
+std::vector<at::Tensor> transformed(std::vector<at::Tensor> gradients,
+                                    const ElementTransform& transform) {
+  if (transform.is_none() || gradients.empty()) return gradients;
+  gradients = at::_foreach_mul(gradients, transform.factor);
+  if (std::isfinite(transform.limit))
+    for (at::Tensor& gradient : gradients) gradient.clamp_(-transform.limit, transform.limit);
+  return gradients;
 }
 
 void publish_master(const UpdateEntry& entry) {

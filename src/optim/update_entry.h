@@ -89,9 +89,12 @@ void copy_back(std::vector<UpdateEntry>& entries);
 
 // Returns the tensor to update: the parameter itself, or its master.
 [[nodiscard]] at::Tensor updated_tensor(const UpdateEntry& entry);
-// Returns the transformed gradient in its dtype. The kernel handles `maximize`.
-[[nodiscard]] at::Tensor transformed_gradient(const UpdateEntry& entry,
-                                              const ElementTransform& transform);
+// Returns the gradient in the dtype of that tensor.
+[[nodiscard]] at::Tensor widened_gradient(const UpdateEntry& entry);
+// Gradients with the same dtype and device are transformed by one kernel. The update's own kernel
+// handles `maximize`.
+[[nodiscard]] std::vector<at::Tensor> transformed(std::vector<at::Tensor> gradients,
+                                                  const ElementTransform& transform);
 // Rounds a master into its parameter.
 void publish_master(const UpdateEntry& entry);
 

@@ -121,7 +121,6 @@ class ElasticStrategy : public TrainedModel {
   }
 
   [[nodiscard]] at::Tensor backward(const StepRows& rows, optim::GradScaler& scaler) override;
-  [[nodiscard]] std::vector<std::pair<std::string, std::string>> results() override;
 
  private:
   Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override;
@@ -140,12 +139,6 @@ class ElasticStrategy : public TrainedModel {
   std::vector<at::Tensor> before_;   // values at the beginning of the step
   std::vector<at::Tensor> after_;    // values after slot 0, on the rank that computes it
 };
-
-// Traffic in the groups of axes is not counted.
-std::vector<std::pair<std::string, std::string>> ElasticStrategy::results() {
-  if (!options_.mesh.empty()) return {};
-  return TrainedModel::results();
-}
 
 Handle& ElasticStrategy::make_handle(const std::shared_ptr<torch::nn::Module>& module) {
   Handle* handle = nullptr;

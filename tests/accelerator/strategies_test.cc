@@ -155,6 +155,7 @@ class HostSynchronizations : public AcceleratorTest, public testing::WithParamIn
         const auto before = Machine::get().counts(rank);
         composed.all().zero_grad();
         (void)composed.step(ids, targets);
+        (void)composed.all().clip_grad_norm(1e-3);
         optimizer->step();
         auto after = Machine::get().counts(rank);
         const int all = after.all_synchronizations() - before.all_synchronizations();
@@ -172,14 +173,15 @@ class HostSynchronizations : public AcceleratorTest, public testing::WithParamIn
 constexpr int units_of_gpt = 5;  // four blocks, and the other parameters
 constexpr int mixtures_of_moe = 2;
 
-// The one wait is that for the loss, which composed.step() returns as a number. If the optimizer
-// works in host memory, the gradients of each unit are waited for. A mixture waits for the numbers
-// of tokens of its experts, which are sizes of messages and of products.
-TEST_P(HostSynchronizations, OfAStepAreThatOfTheLoss) {
+// The waits are those for the loss, which composed.step() returns as a number, and for the norm of
+// all gradients. If the optimizer works in host memory, the gradients of each unit are waited for
+// instead. A mixture waits for the numbers of tokens of its experts, which are sizes of messages
+// and of products.
+TEST_P(HostSynchronizations, OfAStepAreThoseOfTheLossAndOfTheNorm) {
   if (GetParam().has_experts)
-    expect_at_most(1 + mixtures_of_moe, [] { return test::moe_of(1.5, at::kFloat); });
+    expect_at_most(2 + mixtures_of_moe, [] { return test::moe_of(1.5, at::kFloat); });
   else
-    expect_at_most(GetParam().how.on_host ? 1 + units_of_gpt : 1,
+    expect_at_most(GetParam().how.on_host ? 1 + units_of_gpt : 2,
                    [] { return models::Gpt(test::composed_gpt()); });
 }
 

@@ -49,9 +49,11 @@ TEST_P(StepsWithoutWaits, LaunchAllTheirWork) {
         const NoWaits no_waits;
         all.zero_grad();
         loss = all.step({ids}, {targets});
-        adamw.step();
       }
       EXPECT_GT(loss.item<double>(), 0);
+      EXPECT_GT(all.clip_grad_norm(0.1), 0);
+      const NoWaits no_waits;
+      adamw.step();
     }
     const NoWaits no_waits;
     EXPECT_THROW((void)adamw.parameters().front().sum().item(), c10::Error);

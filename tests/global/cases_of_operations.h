@@ -28,6 +28,7 @@ struct CasesOfKind {
   std::string kind;
   std::vector<Case> cases;
 };
+inline void PrintTo(const CasesOfKind& cases, std::ostream* out) { *out << cases.kind; }
 [[nodiscard]] std::vector<CasesOfKind> cases_of_operations();
 
 inline void fill_randomly(Tensors& tensors, const Case& one, std::uint64_t seed) {

@@ -158,7 +158,7 @@ struct Options {
 
   // The device of the model, the batches and the loss: "cpu", "cuda" or "cuda:1"; a type without a
   // number is the current device of the thread that trains. Empty: lockstep::device(), which init()
-  // chose; but elastic runs and the strategies threads and ps always compute on the CPU.
+  // chose; but the strategy ps always computes on the CPU.
   std::string device;
 
   // Peak floating-point operations per second of one device in the dtype of the computation, in

@@ -368,9 +368,11 @@ class PowerSgd final : public CommunicationHook {
   }
 
   void write_back(Pass& pass) {
+    // A device is asked once, instead of for each matrix.
+    const bool are_finite = !pass.matrices.empty() && at::isfinite(pass.payload).all().item<bool>();
     for (Matrix& matrix : pass.matrices) {
       at::Tensor product = at::mm(matrix.p, matrix.q.t());
-      if (at::isfinite(matrix.q).all().item<bool>()) {
+      if (are_finite || at::isfinite(matrix.q).all().item<bool>()) {
         if (options_.use_error_feedback) errors_[matrix.name] = matrix.values.sub_(product);
         if (options_.warm_start) qs_[matrix.name] = matrix.q.clone();
       }
