@@ -134,7 +134,8 @@ class Checks:
 
     def rows(self, name):
         file = self.out / name / "metrics.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]   # a run may be writing the last one
 
     def start(self, name, *words):
         expect(time.monotonic() < self.end, "not run, because the time is over")

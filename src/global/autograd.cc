@@ -6,6 +6,7 @@
 #include "dispatch/key.h"
 #include "global/convert.h"
 #include "global/global_tensor.h"
+#include "global/head_attention.h"
 
 #include <lockstep/global/tensor.h>
 
@@ -274,6 +275,7 @@ void replace_for(torch::Library& library) {
   library.impl("trace_backward", &gradient_of_trace);
   library.impl("cumprod_backward", &gradient_of_products);
   library.impl("one_hot", &one_hot);
+  library.impl("scaled_dot_product_attention", &attention);
   using Tensor = const at::Tensor&;
   library.impl("quantile", &quantile_of_whole<Tensor, at::native::quantile>);
   library.impl("quantile.scalar", &quantile_of_whole<double, at::native::quantile>);

@@ -1,5 +1,5 @@
 // Differentiable functions that make global tensors, change their placements and make local tensors
-// from them; and gradient formulas of LibTorch that need a change for global tensors.
+// from them; and formulas of LibTorch that need a change for global tensors.
 #pragma once
 
 #include "global/spec.h"
@@ -17,8 +17,8 @@ namespace lockstep::global {
 [[nodiscard]] at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const SpecPtr& spec);
 [[nodiscard]] at::Tensor to_local(const at::Tensor& tensor);
 
-// Replaces LibTorch's gradient formulas that create plain tensors, for all tensors of the process.
-// The new formulas create tensors like the gradient, which are global if the gradient is global.
+// Replaces formulas of LibTorch that create plain tensors, for all tensors of the process. The new
+// formulas create global tensors if their arguments are global.
 // Idempotent; thread-safe.
 void replace_formulas();
 

@@ -1,18 +1,15 @@
 #include "global/head_attention.h"
 
 #include "base/check.h"
-#include "dispatch/devices.h"
+#include "global/arguments.h"
 #include "global/global_tensor.h"
 #include "global/mesh_context.h"
 
 #include <lockstep/global/tensor.h>
 
 #include <ATen/ops/scaled_dot_product_attention_native.h>
-#include <torch/library.h>
 
-#include <memory>
 #include <optional>
-#include <vector>
 
 namespace lockstep::global {
 namespace {
@@ -45,9 +42,15 @@ int heads_axis_of(const at::Tensor& query) {
                                                                                          : -1;
 }
 
+}  // namespace
+
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
                      std::optional<double> scale, bool is_grouped) {
+  // LibTorch makes a causal mask if no fused kernel computes.
+  std::optional<InnerPlainTensors> causal_mask;
+  const bool has_mask = mask && mask->defined();
+  if (!has_mask && is_global(query) && is_global(key) && is_global(value)) causal_mask.emplace();
   const int axis = heads_axis_of(query);
   if (axis < 0)
     return at::native::scaled_dot_product_attention(query, key, value, mask, dropout, is_causal,
@@ -58,20 +61,6 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
       with_heads(query, axis, "queries"), with_heads(key, axis, "keys"),
       with_heads(value, axis, "values"), mask, dropout, is_causal, scale, is_grouped);
   return redistribute(result, back);
-}
-
-}  // namespace
-
-void take_attention() {
-  static const auto* libraries = [] {
-    auto made = std::make_unique<std::vector<torch::Library>>();
-    for (const c10::BackendComponent device : dispatch::devices)
-      made->emplace_back(torch::Library::IMPL, "aten", dispatch::autograd_key(device), __FILE__,
-                         __LINE__)
-          .impl("scaled_dot_product_attention", &attention);
-    return made.release();
-  }();
-  (void)libraries;
 }
 
 }  // namespace lockstep::global

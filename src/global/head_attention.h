@@ -1,12 +1,19 @@
-// Attention by heads (DeepSpeed Ulysses: Jacobs et al., arXiv:2309.14509). Queries, keys and values
-// that are sharded along the sequence are sharded along heads during attention: one all_to_all
+// Scaled dot-product attention of global tensors. If their mesh wants it (hints.heads_axis), it
+// works by heads (DeepSpeed Ulysses: Jacobs et al., arXiv:2309.14509): queries, keys and values
+// that are sharded along the sequence are sharded along heads during attention. One all_to_all
 // converts each of them, and another one converts the result back. Backward has equally many.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
 namespace lockstep::global {
 
-// Intercepts aten::scaled_dot_product_attention for the life of the process: each call checks
-// whether the mesh of its arguments wants attention by heads (PlacementHints::heads_axis).
-void take_attention();
+// Implements aten::scaled_dot_product_attention, also for plain tensors.
+[[nodiscard]] at::Tensor attention(const at::Tensor& query, const at::Tensor& key,
+                                   const at::Tensor& value, const std::optional<at::Tensor>& mask,
+                                   double dropout, bool is_causal, std::optional<double> scale,
+                                   bool is_grouped);
 
 }  // namespace lockstep::global

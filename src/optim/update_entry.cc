@@ -6,6 +6,8 @@
 #include "optim/state_tensors.h"
 #include "optim/threads.h"
 
+#include <lockstep/dispatch/part.h>
+
 #include <ATen/Parallel.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/empty_like.h>
@@ -121,6 +123,7 @@ at::Tensor widened_gradient(const UpdateEntry& entry) {
 std::vector<at::Tensor> transformed(std::vector<at::Tensor> gradients,
                                     const ElementTransform& transform) {
   if (transform.is_none() || gradients.empty()) return gradients;
+  for (at::Tensor& gradient : gradients) gradient = dispatch::values_of(gradient);
   gradients = at::_foreach_mul(gradients, transform.factor);
   if (std::isfinite(transform.limit))
     for (at::Tensor& gradient : gradients) gradient.clamp_(-transform.limit, transform.limit);

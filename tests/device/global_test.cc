@@ -1,5 +1,5 @@
-// Global tensors on a GPU: operations and random programs give the results of one process on the
-// CPU. Ranks are processes, because LibTorch runs the backward of a GPU in one thread of a process.
+// Global tensors on a GPU: operations and random programs give the results of one process there,
+// because some of LibTorch's kernels compute differently on the CPU. Ranks are processes, because LibTorch runs the backward of a GPU in one thread of a process.
 #include "device/devices.h"
 #include "global/cases_of_operations.h"
 #include "global/random_programs.h"
@@ -15,7 +15,8 @@ class OperationsOnDevice : public test::DeviceTest,
 
 TEST_P(OperationsOnDevice, GiveThePlainResult) {
   test::expect_on_device(test::BackendKind::shm, 2, [](const Group& world) {
-    for (const test::Case& one : GetParam().cases) test::try_case(one, world, test::first_device);
+    for (const test::Case& one : GetParam().cases)
+      test::try_case(one, world, test::first_device, test::first_device);
   });
 }
 
@@ -33,7 +34,7 @@ TEST_P(ProgramsOnDevice, GiveThePlainResult) {
       test::Random random(seed);
       for (int i = 0; i < programs && !testing::Test::HasFailure(); ++i)
         test::with_random_program(random, GetParam(), [&](const auto& program, const auto& shape) {
-          test::try_program(program, world, shape, test::first_device);
+          test::try_program(program, world, shape, test::first_device, test::first_device);
         });
     });
   }

@@ -181,6 +181,11 @@ std::vector<Case> layer_cases() {
       {"layer_norm without weights",
        {{3, 4}},
        [](const Tensors& x) { return Tensors{at::layer_norm(x[0], {4})}; }},
+      {"attention without a fused kernel",  // values have other features
+       {{2, 4, 3, 2}, {2, 4, 3, 2}, {2, 4, 3, 3}},
+       [](const Tensors& x) {
+         return Tensors{at::scaled_dot_product_attention(x[0], x[1], x[2], {}, 0.0, true)};
+       }},
       {"attention",
        {{2, 4, 3, 2}, {2, 4, 3, 2}, {2, 4, 3, 2}},
        [](const Tensors& x) {

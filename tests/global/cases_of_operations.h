@@ -62,21 +62,23 @@ inline void expect_same(const Tensors& globals, const Tensors& plains, const std
     ASSERT_TRUE(is_global(globals[i])) << what;
     ASSERT_EQ(globals[i].sizes(), plains[i].sizes()) << what << " " << describe(globals[i]);
     at::Tensor found = full_tensor(globals[i].detach()).cpu();
-    ASSERT_TRUE(found.allclose(plains[i].detach(), 1e-10, 1e-12))
+    ASSERT_TRUE(found.allclose(plains[i].detach().cpu(), 1e-10, 1e-12))
         << what << " " << describe(globals[i]) << "\n"
         << found << plains[i];
   }
 }
 
 // Runs the case on the device with every list of placements of its first argument, and some of the
-// other arguments. The single process computes on the CPU.
-inline void try_case(const Case& one, const Group& world, c10::Device device = c10::kCPU) {
+// other arguments. The single process computes on the device `of_one`.
+inline void try_case(const Case& one, const Group& world, c10::Device device = c10::kCPU,
+                     c10::Device of_one = c10::kCPU) {
   Tensors plains;
   fill_randomly(plains, one, 7);
   Outcome expected;
   {
     Tensors inputs;
-    for (const at::Tensor& plain : plains) inputs.push_back(plain.clone());
+    for (const at::Tensor& plain : plains)
+      inputs.push_back(plain.to(of_one, plain.scalar_type(), false, /*copy=*/true));
     expected = run_case(one, inputs);
   }
   for (const auto& shape : shapes_of_meshes(world.size())) {

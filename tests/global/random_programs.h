@@ -268,7 +268,7 @@ inline void compare_tensors(const std::vector<at::Tensor>& globals,
     ASSERT_EQ(globals[i].defined(), plains[i].defined()) << what;
     if (!plains[i].defined()) continue;
     const at::Tensor found = full_tensor(globals[i].detach()).cpu();
-    const at::Tensor expected = plains[i].detach();
+    const at::Tensor expected = plains[i].detach().cpu();
     ASSERT_EQ(found.sizes(), expected.sizes()) << what << " of tensor " << i;
     if (expected.numel() == 0) continue;
     double scale = 1 + expected.nan_to_num(0, 0, 0).abs().max().item<double>();
@@ -277,9 +277,11 @@ inline void compare_tensors(const std::vector<at::Tensor>& globals,
   }
 }
 
-// Runs a program on global tensors of `device`, and compares it with the plain program on the CPU.
+// Runs a program on global tensors of `device`, and compares it with the plain program on the
+// device `of_one`.
 inline void try_program(const RandomProgram& program, const Group& world,
-                        const std::vector<int>& shape, c10::Device device = c10::kCPU) {
+                        const std::vector<int>& shape, c10::Device device = c10::kCPU,
+                        c10::Device of_one = c10::kCPU) {
   at::Generator generator = at::detail::createCPUGenerator(program.seed);
   auto draw = [&](std::int64_t a, std::int64_t b) {
     return at::empty({a, b}, at::kDouble).normal_(0, 1, generator);
@@ -295,7 +297,7 @@ inline void try_program(const RandomProgram& program, const Group& world,
     globals.push_back(
         moved_somewhere(placed(plain.to(device), mesh, Placements(shape.size())), drawn));
     globals.back() = moved_somewhere(globals.back(), drawn).detach();
-    copies.push_back(plain.clone());
+    copies.push_back(plain.to(of_one, plain.scalar_type(), false, /*copy=*/true));
     what += ", " + describe(globals.back());
   }
   ProgramOutcome expected;

@@ -37,8 +37,7 @@ void StagedBackend::post(const Call& call) {
     input = inside_output(call.input);
     if (!input.defined()) {
       input = host_memory(call.input);
-      input.copy_(call.input, /*non_blocking=*/true);
-      StreamPoint(call.input.device()).wait();
+      input.copy_(call.input);  // waits for the stream
     }
   }
   at::Tensor output;

@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "comm/init/connect.h"
-#include "global/head_attention.h"
 #include "global/mesh_context.h"
 #include "module/checks.h"
 #include "module/tensors.h"
@@ -102,7 +101,6 @@ void TensorParallelState::set_hints(const TensorCut& how,
     hints.sequence_axis = tensors_.layout().axis("tp");
   }
   if (how.attention_by_heads) {
-    global::take_attention();
     hints.heads_axis = tensors_.layout().axis("cp");
   } else {
     connect_ring(tensors_);
