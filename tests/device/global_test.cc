@@ -1,5 +1,6 @@
 // Global tensors on a GPU: operations and random programs give the results of one process there,
-// because some of LibTorch's kernels compute differently on the CPU. Ranks are processes, because LibTorch runs the backward of a GPU in one thread of a process.
+// because some of LibTorch's kernels compute differently on the CPU. Ranks are processes, because
+// LibTorch runs the backward of a GPU in one thread of a process.
 #include "device/devices.h"
 #include "global/cases_of_operations.h"
 #include "global/random_programs.h"
