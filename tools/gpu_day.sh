@@ -7,7 +7,8 @@
 #                                         on any host that can build
 #   tools/gpu_day.sh BUILD OUT [SHARDS]   on the host with the GPU; logs go to OUT
 #
-# Exits with 1 if a case, a shard or a step failed. PYTHON (python3) must have the torch that BUILD was made with; its libraries are found through it.
+# Exits with 1 if a case, a shard or a step failed. PYTHON (python3) must have the torch that BUILD was made with; its
+# libraries are found through it. With MNIST, a folder of its four IDX files, one rank and two train on it.
 set -euo pipefail
 if [ $# -lt 2 ]; then echo "usage: tools/gpu_day.sh BUILD OUT [SHARDS]" >&2; exit 2; fi
 build=$1 out=$2 shards=${3:-8}
@@ -48,4 +49,9 @@ done
 for mesh in dp=2 fsdp=2 tp=2 pp=2; do one "$build/bin/lockstep" run -n 2 --share-gpus "$build/bench/gpt_step" $mesh bf16; done
 one "$build/bin/lockstep" run -n 2 --share-gpus "$build/bin/lockstep" bench collectives --device cuda
 "$python" "$(dirname "$0")/gpu_train.py" "$build/bin" "$out/train" || status=1
+if [ -n "${MNIST:-}" ]; then
+  for ranks in 1 2; do
+    LOCKSTEP_SHARE_GPUS=1 one "$build/bin/lockstep" train mnist --data "$MNIST" --epochs 2 --ranks $ranks --out "$out/mnist-$ranks"
+  done
+fi
 exit $status
