@@ -112,6 +112,24 @@ compile_for_cuda() {
   "$(any_python)" tools/cuda.py "$(default_compiler)" "$(libtorch_folder)" .cache/cuda
 }
 
+# The suite with a LibTorch for CUDA. On a host without a GPU, everything computes on the CPU, and device tests are skipped.
+cuda_suite() {
+  ensure_ready
+  mkdir -p .cache/cuda
+  ensure_cuda_libtorch
+  local libtorch_file=.cache/cuda/libtorch
+  build_preset cuda
+  LOCKSTEP_PYTHON="$PWD/.cache/cuda/venv/bin/python" python3 tools/run_tests.py test cuda
+}
+
+cuda() {
+  case "$*" in
+    '') compile_for_cuda ;;
+    --suite) cuda_suite ;;
+    *) fail "cuda: unknown option '$*' (--suite)" ;;
+  esac
+}
+
 # That tests can fail: tools/mutants.py says how.
 mutants() {
   ensure_ready

@@ -105,7 +105,7 @@ offered_libtorch() {
   return 1
 }
 
-libtorch_folder() { cat .cache/libtorch; }
+libtorch_folder() { cat "${libtorch_file:-.cache/libtorch}"; }
 
 # Prints the Python whose torch is the tests' oracle; empty if there is none (these tests are then skipped).
 oracle_python() {
@@ -141,6 +141,20 @@ ensure_libtorch() {
     folder="$(torch_of_python .venv/bin/python)" || fail "torch $torch_version was installed but is not found in .venv"
   fi
   echo "$folder" >.cache/libtorch
+}
+
+# Makes a Python with a LibTorch for CUDA (3 GiB) and the headers of the same CUDA, once. Needs no GPU.
+ensure_cuda_libtorch() {
+  local venv=.cache/cuda/venv cuda
+  if ! torch_of_python "$venv/bin/python" >.cache/cuda/libtorch; then
+    echo "dev: making $venv with torch $torch_version for CUDA"
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check "torch==$torch_version,!=$torch_version+cpu"
+    torch_of_python "$venv/bin/python" >.cache/cuda/libtorch || fail "torch $torch_version was installed but is not found in $venv"
+  fi
+  cuda="$("$venv/bin/python" -W ignore -c 'import torch; print(torch.version.cuda)')"
+  [ "$cuda" != None ] || fail "torch $torch_version in $venv is not for CUDA"
+  "$venv/bin/pip" install --quiet --disable-pip-version-check "nvidia-cuda-crt==$cuda.*" "nvidia-cuda-cccl==$cuda.*"
 }
 
 # Installs everything that a build needs, or exits with the command to run. A stamp makes the second call free.

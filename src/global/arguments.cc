@@ -106,12 +106,10 @@ void Arguments::add_value(const c10::IValue& value, int argument, bool written, 
 
 // Checks the plain tensors. Call once the context is final.
 void Arguments::take_plain() const {
-  const bool is_inner = InnerPlainTensors::are_read();
-  const bool is_allowed = is_inner || context_.options.load().replicate_plain;
+  const bool is_allowed = context_.options.load().replicate_plain;
   for (const TensorArgument& one : tensors) {
     if (one.global != nullptr || (one.tensor.dim() == 0 && !one.written)) continue;
     if (!is_allowed || one.written) refuse_plain(one);
-    if (is_inner) continue;
     context_.plain_check.look(one.tensor, operation_.name, context_.all());
   }
 }

@@ -11,7 +11,6 @@
 
 #include <cstdint>
 #include <span>
-#include <utility>
 #include <vector>
 
 namespace lockstep::global {
@@ -36,23 +35,6 @@ struct TensorArgument {
   int argument = 0;
   int element = -1;
   bool written = false;
-};
-
-// While this exists, operations of the calling thread may read plain tensors beside global ones.
-// For the tensors that LibTorch makes inside of an operation, equally on all ranks, such as a
-// causal mask.
-class InnerPlainTensors {
- public:
-  InnerPlainTensors() : before_(std::exchange(are_read_, true)) {}
-  ~InnerPlainTensors() { are_read_ = before_; }
-  InnerPlainTensors(const InnerPlainTensors&) = delete;
-  InnerPlainTensors& operator=(const InnerPlainTensors&) = delete;
-
-  [[nodiscard]] static bool are_read() { return are_read_; }
-
- private:
-  static inline thread_local bool are_read_ = false;
-  const bool before_;
 };
 
 struct Arguments {

@@ -4,9 +4,9 @@
 #include "dispatch/call.h"
 #include "dispatch/devices.h"
 #include "dispatch/key.h"
+#include "global/attention.h"
 #include "global/convert.h"
 #include "global/global_tensor.h"
-#include "global/head_attention.h"
 
 #include <lockstep/global/tensor.h>
 
@@ -269,13 +269,18 @@ at::Tensor quantile_of_whole(const at::Tensor& values, Which which, Dim dim, boo
                     mesh, whole);
 }
 
+void replace_attention(torch::Library& library) {
+  library.impl("scaled_dot_product_attention", &attention);
+  library.impl("_scaled_dot_product_attention_math", &attention_formula);
+}
+
 void replace_for(torch::Library& library) {
   library.impl("value_selecting_reduction_backward", &gradient_of_selection);
   library.impl("cummaxmin_backward", &gradient_of_extremes);
   library.impl("trace_backward", &gradient_of_trace);
   library.impl("cumprod_backward", &gradient_of_products);
   library.impl("one_hot", &one_hot);
-  library.impl("scaled_dot_product_attention", &attention);
+  replace_attention(library);
   using Tensor = const at::Tensor&;
   library.impl("quantile", &quantile_of_whole<Tensor, at::native::quantile>);
   library.impl("quantile.scalar", &quantile_of_whole<double, at::native::quantile>);
@@ -294,9 +299,12 @@ void replace_formulas() {
       replace_for(made->emplace_back(Library::IMPL, "aten", dispatch::autograd_key(device),
                                      __FILE__, __LINE__));
     // This operation is composite, so it does not reach the interceptors by itself.
-    made->emplace_back(Library::IMPL, "aten", dispatch::our_key, __FILE__, __LINE__)
-        .impl("cumprod_backward",
+    Library& ours =
+        made->emplace_back(Library::IMPL, "aten", dispatch::our_key, __FILE__, __LINE__);
+    ours.impl("cumprod_backward",
               torch::CppFunction::makeFromBoxedFunction<&dispatch::intercept>());
+    // Inference mode excludes the keys of autograd.
+    replace_attention(ours);
     return made.release();
   }();
   (void)libraries;

@@ -17,9 +17,8 @@ namespace lockstep::global {
 [[nodiscard]] at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const SpecPtr& spec);
 [[nodiscard]] at::Tensor to_local(const at::Tensor& tensor);
 
-// Replaces formulas of LibTorch that create plain tensors, for all tensors of the process. The new
-// formulas create global tensors if their arguments are global.
-// Idempotent; thread-safe.
+// Replaces formulas of LibTorch that create plain tensors beside global ones, for all tensors of
+// the process, and attention (attention.h). Idempotent; thread-safe.
 void replace_formulas();
 
 }  // namespace lockstep::global

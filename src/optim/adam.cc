@@ -90,46 +90,48 @@ void update_by_tiles(const AdamConstants& constants, const ParameterSpan& span, 
   }
 }
 
-// Arguments of one kernel call: tensors with the same dtype, device and number of updates.
-struct Batch {
-  std::vector<at::Tensor> parameters, gradients, averages, squares, greatest_squares, steps;
-  std::int64_t age = 0;
+// Widened and transformed gradients are copies, so a kernel call has few of them.
+constexpr std::int64_t most_batch_elements = std::int64_t{1} << 24;
 
-  [[nodiscard]] bool takes(const at::Tensor& parameter, std::int64_t its_age) const {
-    return parameters.front().scalar_type() == parameter.scalar_type() &&
-           parameters.front().device() == parameter.device() && age == its_age;
+// Parameters of one kernel call, with the same dtype, device and number of updates.
+struct Batch {
+  std::vector<const UpdateEntry*> entries;
+  std::int64_t elements = 0;
+
+  [[nodiscard]] bool takes(const UpdateEntry& entry) const {
+    const UpdateEntry& first = *entries.front();
+    return elements < most_batch_elements && first.age == entry.age &&
+           first.dense.scalar_type() == entry.dense.scalar_type() &&
+           first.dense.device() == entry.dense.device();
   }
 };
 
 void add(const UpdateEntry& entry, std::vector<Batch>& batches) {
-  at::Tensor parameter = updated_tensor(entry);
-  auto batch = std::find_if(batches.begin(), batches.end(), [&](const Batch& candidate) {
-    return candidate.takes(parameter, entry.age);
-  });
-  if (batch == batches.end()) {
-    batch = batches.emplace(batches.end());
-    batch->age = entry.age;
-  }
-  batch->parameters.push_back(parameter);
-  batch->gradients.push_back(widened_gradient(entry));
-  batch->averages.push_back(*entry.state[0].values);
-  batch->squares.push_back(*entry.state[1].values);
-  if (entry.state[2].values != nullptr) batch->greatest_squares.push_back(*entry.state[2].values);
-  // The kernel only reads the step.
-  auto options = at::TensorOptions(at::kFloat).device(parameter.device());
-  batch->steps.push_back(batch->steps.empty()
-                             ? at::scalar_tensor(static_cast<double>(entry.age), options)
-                             : batch->steps.front());
+  auto batch = std::ranges::find_if(batches, [&](const Batch& one) { return one.takes(entry); });
+  if (batch == batches.end()) batch = batches.emplace(batches.end());
+  batch->entries.push_back(&entry);
+  batch->elements += entry.dense.numel();
 }
 
 template <class Options>
 void run_batch(const Batch& batch, const Options& options, const GroupStep& step) {
+  std::vector<at::Tensor> parameters, gradients, averages, squares, greatest_squares;
+  for (const UpdateEntry* entry : batch.entries) {
+    parameters.push_back(updated_tensor(*entry));
+    gradients.push_back(widened_gradient(*entry));
+    averages.push_back(*entry->state[0].values);
+    squares.push_back(*entry->state[1].values);
+    if (entry->state[2].values != nullptr) greatest_squares.push_back(*entry->state[2].values);
+  }
+  gradients = transformed(std::move(gradients), step.transform);
+  // The kernel only reads the step.
+  const at::Tensor age = at::scalar_tensor(
+      batch.entries.front()->age, at::dtype(at::kFloat).device(parameters.front().device()));
+  const std::vector<at::Tensor> ages(parameters.size(), age);
   auto [beta1, beta2] = options.betas();
-  const std::vector<at::Tensor> gradients = transformed(batch.gradients, step.transform);
   auto call = [&](auto kernel) {
-    kernel(batch.parameters, gradients, batch.averages, batch.squares, batch.greatest_squares,
-           batch.steps, options.lr(), beta1, beta2, options.weight_decay(), options.eps(),
-           options.amsgrad(), step.update.maximize);
+    kernel(parameters, gradients, averages, squares, greatest_squares, ages, options.lr(), beta1,
+           beta2, options.weight_decay(), options.eps(), options.amsgrad(), step.update.maximize);
   };
   if constexpr (is_adamw<Options>)
     call([](auto&&... arguments) { at::_fused_adamw_(arguments...); });

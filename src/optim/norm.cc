@@ -11,6 +11,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
@@ -20,6 +21,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep::optim {
@@ -93,61 +95,75 @@ at::Tensor stored_values(const at::Tensor& gradient) {
   return gradient.is_sparse() ? gradient.coalesce().values() : dispatch::values_of(gradient);
 }
 
-// Computes in float64 for every dtype of the gradient; values are converted before any arithmetic.
-double widened_part(const at::Tensor& gradient, const ElementTransform& transform,
-                    double norm_type) {
+// Returns a gradient's number, see GradientNumbers, as a tensor without dims. Computes in float64
+// for every dtype of the gradient; values are converted before any arithmetic.
+at::Tensor widened_number(const at::Tensor& gradient, const ElementTransform& transform,
+                          double norm_type) {
   at::Tensor values = stored_values(gradient);
-  if (values.numel() == 0) return 0;  // sparse
-  values = (values.is_complex() ? values.abs().to(at::kDouble) : values.to(at::kDouble).abs()) *
-           transform.factor;
+  if (values.numel() == 0) return at::zeros({}, values.options().dtype(at::kDouble));  // sparse
+  values =
+      values.to(values.is_complex() ? at::kComplexDouble : at::kDouble).abs() * transform.factor;
   if (std::isfinite(transform.limit)) values.clamp_max_(transform.limit);
-  return (norm_type == infinity ? values.max() : values.pow_(norm_type).sum()).item<double>();
+  return norm_type == infinity ? values.max() : values.pow_(norm_type).sum();
 }
 
-// True if LibTorch computes this part of a norm together with others, by few kernels.
-bool is_computed_with_others(const at::Tensor& gradient, const ElementTransform& transform,
-                             double norm_type) {
-  const bool has_kernel = norm_type == 1 || norm_type == 2 || norm_type == infinity;
-  return has_kernel && !gradient.device().is_cpu() && gradient.layout() == at::kStrided &&
-         gradient.is_floating_point() && std::isinf(transform.limit);
-}
-
-// The parts of a norm, one for each parameter. Those of gradients on devices are computed and
-// fetched together, so that the host waits once instead of for each of them.
-class PartsOfNorm {
+// A number for each gradient: the sum of |g|^norm_type over its elements, or the largest |g| if
+// norm_type is infinity; 0 without a gradient. Those of gradients on devices are fetched together,
+// so that the host waits once.
+class GradientNumbers {
  public:
-  PartsOfNorm(std::size_t count, const ElementTransform& transform, double norm_type)
-      : transform_(transform), norm_type_(norm_type), parts_(count) {}
+  GradientNumbers(std::size_t count, const ElementTransform& transform, double norm_type)
+      : transform_(transform), norm_type_(norm_type), numbers_(count) {}
 
-  void put(std::size_t i, double part) { parts_[i] = part; }
+  void put(std::size_t i, double number) { numbers_[i] = number; }
 
-  // The gradient must be in memory.
+  // The gradient must be in memory, unless cheap_source_of() has a source for norm_type 2.
   void compute(std::size_t i, const at::Tensor& gradient) {
     if (gradient.numel() == 0) return;
-    if (!is_computed_with_others(gradient, transform_, norm_type_))
-      return put(i, widened_part(gradient, transform_, norm_type_));
-    places_.push_back(i);
-    on_devices_.push_back(stored_values(gradient));
+    if (norm_type_ == 2 && is_scanned_here(gradient))
+      return put(i, scanned_sum_of_squares(gradient, transform_));
+    if (has_common_kernel(gradient)) {
+      together_.emplace_back(i, stored_values(gradient));
+      return;
+    }
+    at::Tensor number = widened_number(gradient, transform_, norm_type_);
+    if (number.is_cpu()) return put(i, number.item<double>());
+    alone_.emplace_back(i, std::move(number));
   }
 
-  [[nodiscard]] std::vector<double> all() {
-    if (places_.empty()) return parts_;
-    std::vector<at::Tensor> norms = at::_foreach_norm(on_devices_, norm_type_, at::kDouble);
-    for (at::Tensor& norm : norms) norm = norm.to(norms.front().device(), /*non_blocking=*/true);
-    const at::Tensor fetched = at::stack(norms).mul_(transform_.factor).cpu();
-    for (std::size_t k = 0; k < places_.size(); ++k) {
-      const double norm = fetched.const_data_ptr<double>()[k];
-      parts_[places_[k]] = norm_type_ == 2 ? norm * norm : norm;
+  [[nodiscard]] std::vector<double> fetch() {
+    std::vector<at::Tensor> waiting;
+    for (const auto& [place, gradient] : together_) waiting.push_back(gradient);
+    if (!waiting.empty()) waiting = at::_foreach_norm(waiting, norm_type_, at::kDouble);
+    for (const auto& [place, number] : alone_) waiting.push_back(number);
+    if (waiting.empty()) return numbers_;
+    for (at::Tensor& each : waiting)
+      each = each.to(waiting.front().device(), /*non_blocking=*/true);
+    const at::Tensor fetched = at::stack(waiting).cpu();
+    const double* next = fetched.const_data_ptr<double>();
+    for (const auto& [place, gradient] : together_) {
+      const double norm = *next++ * transform_.factor;
+      put(place, norm_type_ == 2 ? norm * norm : norm);
     }
-    return parts_;
+    for (const auto& [place, number] : alone_) put(place, *next++);
+    return numbers_;
   }
 
  private:
+  using Places = std::vector<std::pair<std::size_t, at::Tensor>>;
+
+  // True if LibTorch has few kernels for the norms of many gradients on a device.
+  [[nodiscard]] bool has_common_kernel(const at::Tensor& gradient) const {
+    return (norm_type_ == 1 || norm_type_ == 2 || norm_type_ == infinity) &&
+           !gradient.device().is_cpu() && gradient.layout() == at::kStrided &&
+           gradient.is_floating_point() && std::isinf(transform_.limit);
+  }
+
   const ElementTransform transform_;
   const double norm_type_;
-  std::vector<double> parts_;
-  std::vector<std::size_t> places_;
-  std::vector<at::Tensor> on_devices_;  // gradients of these places
+  std::vector<double> numbers_;
+  Places together_;  // gradients on devices
+  Places alone_;     // numbers on devices
 };
 
 // Returns the greater number. std::max would drop a NaN.
@@ -232,13 +248,13 @@ class CombinedNumber {
   std::map<std::vector<std::string>, std::shared_ptr<ShardGroup>> of_meshes_;
 };
 
-// Adds the parts of all ranks. A parameter without a gradient has no part.
-double over_all_ranks(std::span<const at::Tensor> parameters, const std::vector<double>& parts,
+// Returns the sum of the numbers of all ranks' gradients, or the largest one.
+double over_all_ranks(std::span<const at::Tensor> parameters, const std::vector<double>& numbers,
                       bool largest) {
   CombinedNumber combined(largest);
   for (std::size_t i = 0; i < parameters.size(); ++i)
     if (parameters[i].grad().defined())
-      combined.add(parameters[i], parts[i]);
+      combined.add(parameters[i], numbers[i]);
     else
       combined.take_part(parameters[i]);
   return combined.of_all_ranks();
@@ -250,9 +266,7 @@ double transformed_norm(std::span<const at::Tensor> parameters, const ElementTra
                         double norm_type) {
   check(norm_type >= 0, "norm of gradients: expected a norm type of 0 or more, found {}",
         norm_type);
-  // This rank's part for one gradient is the sum of |g|^norm_type, or the largest |g| if norm_type
-  // is infinity.
-  PartsOfNorm parts(parameters.size(), transform, norm_type);
+  GradientNumbers numbers(parameters.size(), transform, norm_type);
   double tensors = 0;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (!parameters[i].grad().defined()) continue;
@@ -265,30 +279,27 @@ double transformed_norm(std::span<const at::Tensor> parameters, const ElementTra
     }
     const at::Tensor gradient = global::local_values(parameters[i].grad());
     if (norm_type != 2 || !cheap_source_of(gradient)) bring(gradient);
-    if (norm_type == 2 && gradient.numel() > 0 && is_scanned_here(gradient))
-      parts.put(i, scanned_sum_of_squares(gradient, transform));
-    else
-      parts.compute(i, gradient);
+    numbers.compute(i, gradient);
   }
   if (norm_type == 0) return tensors;
-  return norm_of(over_all_ranks(parameters, parts.all(), norm_type == infinity), norm_type);
+  return norm_of(over_all_ranks(parameters, numbers.fetch(), norm_type == infinity), norm_type);
 }
 
 bool all_finite(std::span<const at::Tensor> parameters) {
-  PartsOfNorm largest(parameters.size(), {}, infinity);
+  GradientNumbers numbers(parameters.size(), {}, infinity);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (!parameters[i].grad().defined()) continue;
     global::settle_gradient(parameters[i]);
     const at::Tensor gradient = global::local_values(parameters[i].grad());
     if (!cheap_source_of(gradient)) bring(gradient);
     if (is_scanned_here(gradient))
-      largest.put(i, scanned_sum_of_squares(gradient, {}));
+      numbers.put(i, scanned_sum_of_squares(gradient, {}));  // faster, and finite alike
     else
-      largest.compute(i, gradient);
+      numbers.compute(i, gradient);
   }
-  std::vector<double> bad = largest.all();
-  for (double& part : bad) part = std::isfinite(part) ? 0 : 1;
-  return over_all_ranks(parameters, bad, /*largest=*/true) == 0;
+  std::vector<double> is_bad = numbers.fetch();
+  for (double& number : is_bad) number = std::isfinite(number) ? 0 : 1;
+  return over_all_ranks(parameters, is_bad, /*largest=*/true) == 0;
 }
 
 double gradient_norm(std::span<const at::Tensor> parameters, double norm_type) {

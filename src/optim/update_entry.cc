@@ -9,6 +9,8 @@
 #include <lockstep/dispatch/part.h>
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/_foreach_clamp_max.h>
+#include <ATen/ops/_foreach_clamp_min.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/where.h>
@@ -125,8 +127,10 @@ std::vector<at::Tensor> transformed(std::vector<at::Tensor> gradients,
   if (transform.is_none() || gradients.empty()) return gradients;
   for (at::Tensor& gradient : gradients) gradient = dispatch::values_of(gradient);
   gradients = at::_foreach_mul(gradients, transform.factor);
-  if (std::isfinite(transform.limit))
-    for (at::Tensor& gradient : gradients) gradient.clamp_(-transform.limit, transform.limit);
+  if (std::isfinite(transform.limit)) {
+    at::_foreach_clamp_min_(gradients, -transform.limit);
+    at::_foreach_clamp_max_(gradients, transform.limit);
+  }
   return gradients;
 }
 

@@ -91,8 +91,8 @@ void copy_back(std::vector<UpdateEntry>& entries);
 [[nodiscard]] at::Tensor updated_tensor(const UpdateEntry& entry);
 // Returns the gradient in the dtype of that tensor.
 [[nodiscard]] at::Tensor widened_gradient(const UpdateEntry& entry);
-// Gradients with the same dtype and device are transformed by one kernel. The update's own kernel
-// handles `maximize`.
+// Returns transformed copies, or the gradients themselves if there is nothing to do. A device runs
+// few kernels for many gradients. The update's own kernel handles `maximize`.
 [[nodiscard]] std::vector<at::Tensor> transformed(std::vector<at::Tensor> gradients,
                                                   const ElementTransform& transform);
 // Rounds a master into its parameter.

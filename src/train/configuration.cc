@@ -236,8 +236,8 @@ void check_run(Configuration& configuration, int ranks) {
   check_input(trace.empty() || sys::is_folder(trace.has_parent_path() ? trace.parent_path() : "."),
               "--trace {}: expected a file in a folder that is there", escaped(options.trace));
   const std::string& offload = options.sharding.offload;
-  check_input(offload.empty() || sys::is_folder(offload), "--offload {}: expected a folder",
-              escaped(offload));
+  check_input(offload.empty() || sys::is_folder(offload),
+              "--offload {}: expected a folder that is there", escaped(offload));
 }
 
 std::vector<ConfigEntry> read_config(const std::filesystem::path& path) {

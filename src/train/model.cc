@@ -326,7 +326,7 @@ void TrainedModel::load(const std::filesystem::path& folder) {
   run_on_all_or_fail(world_, [&] { in_file(folder, [&] { take_own(own); }); });
 }
 
-// Traffic in groups of several axes is not counted, nor is that of fully_shard() and of slots.
+// Traffic in groups of several axes is not counted, nor is that of fully_shard() and --elastic.
 std::vector<std::pair<std::string, std::string>> TrainedModel::results() {
   if (world_.size() == 1 || facts_.in_step || options_.elastic) return {};
   return {{"sent_bytes", formatted("{}", sent_bytes_)}};

@@ -5,7 +5,9 @@
 #include <lockstep/optim/grad_scaler.h>
 
 #include "accelerator/small_training.h"
+#include "optim/device_norms.h"
 #include "support/accelerator/expectations.h"
+#include "train/device.h"
 
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -133,5 +135,52 @@ TEST_P(Optimizers, GetWhatTheyGetOnTheCpu) {
 INSTANTIATE_TEST_SUITE_P(OnDevices, Scaling, testing::ValuesIn(all_levels), name_of_level);
 
 INSTANTIATE_TEST_SUITE_P(OnDevices, Optimizers, testing::ValuesIn(all_levels), name_of_level);
+
+using ClippedSteps = AcceleratorTest;
+
+TEST_F(ClippedSteps, HaveTheNormsOfTheCpu) {
+  run_ranks(1, [](const Group&, c10::Device device) {
+    test::expect_norms_of_the_cpu(device);
+    test::expect_clipped_steps_of_the_cpu(device);
+  });
+}
+
+// However many gradients there are.
+TEST_F(ClippedSteps, WaitOnceForTheNorm) {
+  run_ranks(1, [](const Group& group, c10::Device device) {
+    std::vector<at::Tensor> all;
+    for (int i = 0; i < 9; ++i) {
+      all.push_back(at::ones({3}, device).requires_grad_());
+      all.back().mutable_grad() = at::ones({3}, device);
+    }
+    optim::AdamW adamw(all, torch::optim::AdamWOptions(0.01));
+    for (const optim::GradientTransform& transform : {optim::GradientTransform{.clip_norm = 0.5},
+                                                      {.clip_value = 0.5, .clip_norm = 0.5},
+                                                      {.clip_norm = 0.5, .norm_type = 3},
+                                                      {.skip_if_not_finite = true}}) {
+      const int before = Machine::get().counts(group.rank()).all_synchronizations();
+      (void)adamw.step_transformed(transform);
+      EXPECT_EQ(Machine::get().counts(group.rank()).all_synchronizations() - before, 1);
+    }
+  });
+}
+
+// Transformed gradients are copies.
+TEST_F(ClippedSteps, CopyFewGradientsAtATime) {
+  constexpr std::int64_t mebibyte = 1 << 20, parameters = 24, each = 8 * mebibyte;
+  run_ranks(1, [&](const Group&, c10::Device device) {
+    std::vector<at::Tensor> all;
+    for (int i = 0; i < parameters; ++i) {
+      all.push_back(at::ones({each / 4}, device).requires_grad_());
+      all.back().mutable_grad() = at::ones({each / 4}, device);
+    }
+    optim::AdamW adamw(all, torch::optim::AdamWOptions(0.01));
+    (void)adamw.step_transformed({.clip_norm = 1});  // makes the state
+    (void)train::peak_memory(device);
+    const auto before = train::peak_memory(device)->allocated;
+    (void)adamw.step_transformed({.clip_norm = 1});
+    EXPECT_LT(train::peak_memory(device)->allocated - before, parameters * each / 2);
+  });
+}
 
 }  // namespace

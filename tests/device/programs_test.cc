@@ -12,6 +12,7 @@
 #include <lockstep/parallel/threads/data_parallel.h>
 
 #include "device/devices.h"
+#include "optim/device_norms.h"
 #include "parallel/composition.h"
 #include "support/temporary_folder.h"
 
@@ -126,6 +127,13 @@ TEST_F(Programs, ScaleTheLossOfFloat16) {
     }
     EXPECT_LT(scaler.current_scale(), 1 << 20);
     EXPECT_LT(last, first / 2);
+  });
+}
+
+TEST_F(Programs, ClipByTheNormsOfTheCpu) {
+  test::expect_on_device(test::BackendKind::shm, 1, [](const Group&) {
+    test::expect_norms_of_the_cpu(test::first_device);
+    test::expect_clipped_steps_of_the_cpu(test::first_device);
   });
 }
 

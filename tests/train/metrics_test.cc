@@ -294,15 +294,6 @@ TEST(Trace, AFolderThatIsNotThereIsOneLineBefore) {
             "--trace " + options.trace + ": expected a file in a folder that is there");
 }
 
-TEST(Offload, AFolderThatIsNotThereIsOneLineBefore) {
-  TemporaryFolder folder;
-  RunSetup options = tiny_mlp(folder);
-  options.shard = ShardKind::full;
-  options.sharding.offload = folder / "none";
-  EXPECT_EQ(test::message_of([&] { check_run(options, 1); }),
-            "--offload " + options.sharding.offload + ": expected a folder");
-}
-
 // All ranks report a trace that cannot be written.
 TEST(Trace, AFileThatCannotBeWrittenIsOneLine) {
   TemporaryFolder folder;

@@ -228,6 +228,15 @@ TEST(ShardedRun, AFolderForOffloadThatIsNotThereIsOneLine) {
   EXPECT_FALSE(std::filesystem::exists(options.out));
 }
 
+TEST(ShardedRun, AFolderForOffloadThatIsNotThereIsOneLineBefore) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_mlp(folder);
+  options.shard = ShardKind::full;
+  options.sharding.offload = folder / "none";
+  EXPECT_EQ(test::message_of([&] { check_run(options, 1); }),
+            "--offload " + options.sharding.offload + ": expected a folder that is there");
+}
+
 TEST(ShardedRun, WhatNeedsShardsIsRefusedWithoutThem) {
   RunSetup options("mlp");
   options.out = "x";

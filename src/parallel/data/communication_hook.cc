@@ -368,7 +368,7 @@ class PowerSgd final : public CommunicationHook {
   }
 
   void write_back(Pass& pass) {
-    // A device is asked once, instead of for each matrix.
+    // On a device, this waits once for all matrices; only if a value is not finite, for each.
     const bool are_finite = !pass.matrices.empty() && at::isfinite(pass.payload).all().item<bool>();
     for (Matrix& matrix : pass.matrices) {
       at::Tensor product = at::mm(matrix.p, matrix.q.t());

@@ -10,6 +10,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+// ThreadSanitizer does not know that Memory::handle() may call functions that are not
+// async-signal-safe.
+extern "C" const char* __tsan_default_options() { return "report_signal_unsafe=0"; }
+
 namespace lockstep::test::accelerator {
 namespace {
 

@@ -1,15 +1,17 @@
-#include "global/head_attention.h"
+#include "global/attention.h"
 
 #include "base/check.h"
-#include "global/arguments.h"
 #include "global/global_tensor.h"
 #include "global/mesh_context.h"
 
 #include <lockstep/global/tensor.h>
 
+#include <ATen/ops/_scaled_dot_product_attention_math_native.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 
+#include <limits>
 #include <optional>
+#include <tuple>
 
 namespace lockstep::global {
 namespace {
@@ -47,10 +49,6 @@ int heads_axis_of(const at::Tensor& query) {
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
                      std::optional<double> scale, bool is_grouped) {
-  // LibTorch makes a causal mask if no fused kernel computes.
-  std::optional<InnerPlainTensors> causal_mask;
-  const bool has_mask = mask && mask->defined();
-  if (!has_mask && is_global(query) && is_global(key) && is_global(value)) causal_mask.emplace();
   const int axis = heads_axis_of(query);
   if (axis < 0)
     return at::native::scaled_dot_product_attention(query, key, value, mask, dropout, is_causal,
@@ -61,6 +59,24 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
       with_heads(query, axis, "queries"), with_heads(key, axis, "keys"),
       with_heads(value, axis, "values"), mask, dropout, is_causal, scale, is_grouped);
   return redistribute(result, back);
+}
+
+std::tuple<at::Tensor, at::Tensor> attention_formula(const at::Tensor& query, const at::Tensor& key,
+                                                     const at::Tensor& value,
+                                                     const std::optional<at::Tensor>& mask,
+                                                     double dropout, bool is_causal,
+                                                     const std::optional<at::Tensor>& dropout_mask,
+                                                     std::optional<double> scale, bool is_grouped) {
+  if (!is_causal || !is_global(query))
+    return at::native::_scaled_dot_product_attention_math(
+        query, key, value, mask, dropout, is_causal, dropout_mask, scale, is_grouped);
+  const at::Tensor future =
+      query.new_ones({query.size(-2), key.size(-2)}, at::kBool).tril().logical_not();
+  const at::Tensor causal =
+      query.new_zeros(future.sizes()).masked_fill(future, -std::numeric_limits<double>::infinity());
+  return at::native::_scaled_dot_product_attention_math(query, key, value, causal, dropout,
+                                                        /*is_causal=*/false, dropout_mask, scale,
+                                                        is_grouped);
 }
 
 }  // namespace lockstep::global
