@@ -108,8 +108,8 @@ at::Tensor widened_number(const at::Tensor& gradient, const ElementTransform& tr
 }
 
 // A number for each gradient: the sum of |g|^norm_type over its elements, or the largest |g| if
-// norm_type is infinity; 0 without a gradient. Those of gradients on devices are fetched together,
-// so that the host waits once.
+// norm_type is infinity; 0 without a gradient. The host fetches the numbers of all gradients on
+// devices together, and waits once.
 class GradientNumbers {
  public:
   GradientNumbers(std::size_t count, const ElementTransform& transform, double norm_type)
