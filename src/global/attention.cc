@@ -67,16 +67,14 @@ std::tuple<at::Tensor, at::Tensor> attention_formula(const at::Tensor& query, co
                                                      double dropout, bool is_causal,
                                                      const std::optional<at::Tensor>& dropout_mask,
                                                      std::optional<double> scale, bool is_grouped) {
-  if (!is_causal || !is_global(query))
-    return at::native::_scaled_dot_product_attention_math(
-        query, key, value, mask, dropout, is_causal, dropout_mask, scale, is_grouped);
-  const at::Tensor future =
-      query.new_ones({query.size(-2), key.size(-2)}, at::kBool).tril().logical_not();
-  const at::Tensor causal =
-      query.new_zeros(future.sizes()).masked_fill(future, -std::numeric_limits<double>::infinity());
-  return at::native::_scaled_dot_product_attention_math(query, key, value, causal, dropout,
-                                                        /*is_causal=*/false, dropout_mask, scale,
-                                                        is_grouped);
+  std::optional<at::Tensor> bias = mask;
+  if (is_causal && !mask && is_global(query)) {  // LibTorch refuses a mask beside is_causal
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    bias = query.new_full({query.size(-2), key.size(-2)}, -infinity).triu(1);
+    is_causal = false;
+  }
+  return at::native::_scaled_dot_product_attention_math(query, key, value, bias, dropout, is_causal,
+                                                        dropout_mask, scale, is_grouped);
 }
 
 }  // namespace lockstep::global

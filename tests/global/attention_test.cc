@@ -80,6 +80,19 @@ TEST(Attention, RunsInInferenceMode) {
   });
 }
 
+TEST(Attention, AMaskBesideCausalIsRefusedAsOnOneProcess) {
+  const at::Tensor x = inputs(), values = x.narrow(3, 0, 3), mask = at::ones({5, 5}, at::kBool);
+  EXPECT_THROW((void)at::scaled_dot_product_attention(x, x, values, mask, 0, true), c10::Error);
+  run_as_threads(ranks, [&](const Group& world) {
+    const Mesh mesh = test::mesh_of_ranks(world, {ranks});
+    const at::Tensor global = distribute(x, mesh, {Shard(1)});
+    const at::Tensor global_mask = distribute(mask, mesh, {Replicate()});
+    EXPECT_THROW((void)at::scaled_dot_product_attention(global, global, global.narrow(3, 0, 3),
+                                                        global_mask, 0, true),
+                 c10::Error);
+  });
+}
+
 TEST(Attention, APlainMaskOfTheUserIsRefused) {
   run_as_threads(ranks, [&](const Group& world) {
     const Mesh mesh = test::mesh_of_ranks(world, {ranks});
