@@ -2,11 +2,9 @@
 #include "cases_of_operations.h"
 #include "support/torch/ranks.h"
 
-#include <algorithm>
 #include <chrono>
 #include <string>
 #include <tuple>
-#include <vector>
 
 namespace lockstep {
 namespace {
