@@ -15,6 +15,10 @@ std::string name_of(const Operation& operation) {
   return "'" + operation.name + "' on " + name_of_stream(operation.stream);
 }
 
+Event end_of(const Operation& operation) {
+  return {.stream = operation.stream, .sequence = operation.sequence};
+}
+
 }  // namespace
 
 void Checker::report_conflict(const Use& earlier, bool wrote, const Use& use, bool writes,
@@ -38,12 +42,15 @@ void Checker::split(std::size_t offset) {
 }
 
 void Checker::check_cell(std::size_t begin, const Cell& cell, bool writes, const Use& use,
-                         const Clock& clock) {
-  if (cell.write.operation && !knows(clock, *cell.write.operation))
-    report_conflict(cell.write, true, use, writes, begin);
+                         const Clock& clock, std::vector<Event>& unordered) {
+  const auto compare = [&](const Use& earlier, bool wrote) {
+    if (knows(clock, *earlier.operation)) return;
+    report_conflict(earlier, wrote, use, writes, begin);
+    unordered.push_back(end_of(*earlier.operation));
+  };
+  if (cell.write.operation) compare(cell.write, /*wrote=*/true);
   if (!writes) return;
-  for (const Use& read : cell.reads)
-    if (!knows(clock, *read.operation)) report_conflict(read, false, use, true, begin);
+  for (const Use& read : cell.reads) compare(read, /*wrote=*/false);
 }
 
 void Checker::note_read(Cell& cell, const Use& use) {
@@ -55,9 +62,11 @@ void Checker::note_read(Cell& cell, const Use& use) {
     *same = use;
 }
 
-void Checker::check(const Access& access, const std::shared_ptr<const Operation>& operation,
-                    const Clock& clock) {
-  if (access.begin >= access.end) return;
+std::vector<Event> Checker::check(const Access& access,
+                                  const std::shared_ptr<const Operation>& operation,
+                                  const Clock& clock) {
+  std::vector<Event> unordered;
+  if (access.begin >= access.end) return unordered;
   const Block* block = blocks_.at(access.begin);
   const Use use{operation, block == nullptr ? 0 : block->generation};
   if (block != nullptr && !block->is_live)
@@ -73,7 +82,7 @@ void Checker::check(const Access& access, const std::shared_ptr<const Operation>
       const std::size_t end = cell == cells_.end() ? access.end : std::min(access.end, cell->first);
       cell = cells_.emplace_hint(cell, begin, Cell{end});
     }
-    check_cell(begin, cell->second, writes, use, clock);
+    check_cell(begin, cell->second, writes, use, clock, unordered);
     if (!writes) note_read(cell->second, use);
     const Use& write = cell->second.write;
     if (needs_values && (!write.operation || write.generation != use.generation))
@@ -81,9 +90,10 @@ void Checker::check(const Access& access, const std::shared_ptr<const Operation>
                    name_of(*operation) + " reads memory that nothing has written",
                    ", " + blocks_.describe(begin));
   }
-  if (!writes) return;
+  if (!writes) return unordered;
   cells_.erase(cells_.lower_bound(access.begin), cells_.lower_bound(access.end));
   cells_.emplace(access.begin, Cell{access.end, use});
+  return unordered;
 }
 
 void Checker::forget(const Block& block, const Clock& clock) {

@@ -1,6 +1,8 @@
 // The happens-before checker. For every byte of device memory it records the last write and the
 // reads since then; a launch that uses the byte must be ordered after them. The check is made at
-// the launch, so its result does not depend on the order in which the worker runs the tasks.
+// the launch, so its result does not depend on the order in which the worker runs the tasks. After
+// the report, the launch waits for what it is not ordered after: the host or a kernel could
+// otherwise take bytes that are not there yet for a length or an index, which ends the process.
 #pragma once
 
 #include "support/accelerator/blocks.h"
@@ -33,16 +35,19 @@ struct Access {
 struct Operation {
   std::string name;
   Actor stream = 0;
-  std::uint32_t time = 0;  // in its stream's component of the clocks
+  std::uint32_t time = 0;      // in its stream's component of the clocks
+  std::uint64_t sequence = 0;  // of its task among those of its stream
 };
 
 // Every function needs the machine's mutex.
 class Checker {
  public:
   Checker(const Blocks& blocks, Reports& reports) : blocks_(blocks), reports_(reports) {}
-  // Reports earlier accesses that are not ordered before `clock`, and records this access.
-  void check(const Access& access, const std::shared_ptr<const Operation>& operation,
-             const Clock& clock);
+  // Reports earlier accesses that are not ordered before `clock`, and records this access. Returns
+  // the ends of the operations that were reported.
+  [[nodiscard]] std::vector<Event> check(const Access& access,
+                                         const std::shared_ptr<const Operation>& operation,
+                                         const Clock& clock);
   // Drops the accesses of a block that are ordered before `clock`: the next user of the block comes
   // after them.
   void forget(const Block& block, const Clock& clock);
@@ -61,7 +66,7 @@ class Checker {
 
   void split(std::size_t offset);
   void check_cell(std::size_t begin, const Cell& cell, bool writes, const Use& use,
-                  const Clock& clock);
+                  const Clock& clock, std::vector<Event>& unordered);
   void report_conflict(const Use& earlier, bool wrote, const Use& use, bool writes,
                        std::size_t offset);
   static void note_read(Cell& cell, const Use& use);

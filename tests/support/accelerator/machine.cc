@@ -97,13 +97,23 @@ void Machine::launch(const MachineLock&, Launch launch) {
   Clock& clock = clocks_.at(stream);
   join(clock, host_clocks_[host_of(stream)]);
   const auto operation =
-      std::make_shared<const Operation>(Operation{launch.name, stream, ++clock[stream]});
-  for (const Access& access : launch.accesses) checker_.check(access, operation, clock);
+      std::make_shared<const Operation>(Operation{.name = launch.name,
+                                                  .stream = stream,
+                                                  .time = ++clock[stream],
+                                                  .sequence = scheduler_.given(stream) + 1});
+  std::vector<Event> unordered;
+  for (const Access& access : launch.accesses) {
+    const auto found = checker_.check(access, operation, clock);
+    unordered.insert(unordered.end(), found.begin(), found.end());
+  }
   if (launch.pinned.address != nullptr)
     pinned_.begin_copy(launch.pinned.address, launch.pinned.writes, launch.name, stream,
                        operation->time);
   ++counts_[host_of(stream)].launches;
-  scheduler_.push(stream, {std::move(launch.name), std::move(launch.run), {}, launch.gate});
+  scheduler_.push(stream, {.name = std::move(launch.name),
+                           .run = std::move(launch.run),
+                           .after = std::move(unordered),
+                           .gate = launch.gate});
 }
 
 Event Machine::end_of(Actor stream) const {
@@ -122,7 +132,7 @@ void Machine::wait(const Event& event, Actor stream) {
   const int host = host_of(stream);
   if (++counts_[host].waits == schedule_.drop_wait && host == schedule_.drop_host) return;
   join(clocks_.at(stream), event.clock);
-  scheduler_.push(stream, {"wait for " + name_of_stream(event.stream), {}, event, nullptr});
+  scheduler_.push(stream, {.name = "wait for " + name_of_stream(event.stream), .after = {event}});
 }
 
 bool Machine::query(const Event& event) {

@@ -36,15 +36,20 @@ bool Scheduler::is_done(const Event& event) const {
   return event.stream < 0 || done(event.stream) >= event.sequence;
 }
 
+bool Scheduler::may_begin(const Task& task) const {
+  return std::ranges::all_of(task.after, [&](const Event& event) { return is_done(event); });
+}
+
 bool Scheduler::is_ready(const Queue& queue) const {
   if (queue.tasks.empty() || queue.is_running) return false;
   const Task& task = queue.tasks.front();
-  return is_done(task.after) && (!task.gate || task.gate->is_open());
+  return may_begin(task) && (!task.gate || task.gate->is_open());
 }
 
 std::vector<Actor> Scheduler::ready_streams() {
   for (auto& queue : queues_)
-    if (!queue.tasks.empty() && queue.tasks.front().gate) queue.tasks.front().gate->arrive();
+    if (!queue.tasks.empty() && queue.tasks.front().gate && may_begin(queue.tasks.front()))
+      queue.tasks.front().gate->arrive();
   std::vector<Actor> ready;
   for (Actor stream = 0; stream < stream_count; ++stream)
     if (is_ready(queues_[stream])) ready.push_back(stream);

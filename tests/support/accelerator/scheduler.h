@@ -38,7 +38,7 @@ class Gate {
 struct Task {
   std::string name;
   std::function<void()> run;  // null: a wait
-  Event after = {};
+  std::vector<Event> after = {};
   std::shared_ptr<Gate> gate = nullptr;
 };
 
@@ -78,6 +78,8 @@ class Scheduler {
   };
 
   [[nodiscard]] bool may_run() const { return !is_lazy_ || !waiters_.empty(); }
+  // Returns true if the events that the task comes after are done.
+  [[nodiscard]] bool may_begin(const Task& task) const;
   [[nodiscard]] bool is_ready(const Queue& queue) const;
   [[nodiscard]] std::vector<Actor> ready_streams();
   void run_one(MachineLock& lock, Actor stream);

@@ -10,6 +10,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <chrono>
@@ -34,6 +35,24 @@ at::Tensor combined(const std::vector<PostedCall>& calls) {
   std::vector<at::Tensor> values;
   for (const auto& call : calls) values.push_back(flat(call.input).to(device));
   return reduce_in_tree(values, calls.front().op);
+}
+
+at::Tensor tensor_at(void* data, const at::Tensor& like) {
+  return at::for_blob(data, like.sizes())
+      .strides(like.strides())
+      .options(like.options())
+      .target_device(like.device())
+      .make_tensor();
+}
+
+// Returns the call with tensors that use the memory of the posted tensors, and do not own it. The
+// operations of this file run under the lock of a World. On the posted tensors they could take a
+// lock of a storage's owner (dispatch), which a rank that waits for the World may hold.
+PostedCall of_memory(PostedCall call) {
+  if (call.output.defined()) call.output = tensor_at(call.output.mutable_data_ptr(), call.output);
+  if (call.input.defined())
+    call.input = tensor_at(const_cast<void*>(call.input.const_data_ptr()), call.input);
+  return call;
 }
 
 // Returns the offset of part `part` of a flat operand.
@@ -223,10 +242,11 @@ void World::check_presence(CallId id, const PendingOperation& pending) {
 void World::complete(int rank, CallId id, PendingOperation& pending) {
   try {
     if (!id.channel.is_collective()) {
-      perform(pending.at(id.channel.source), pending.at(id.channel.destination));
+      perform(of_memory(pending.at(id.channel.source)),
+              of_memory(pending.at(id.channel.destination)));
     } else {
       std::vector<PostedCall> calls;
-      for (auto& [poster, call] : pending) calls.push_back(call);
+      for (auto& [poster, call] : pending) calls.push_back(of_memory(call));
       perform(calls);
     }
   } catch (const std::exception& error) {
