@@ -19,6 +19,7 @@ CHECKPOINTS = "plan of the checkpoints"
 PIPELINES = "plan of pipelines"
 ELASTIC = "plan of elastic runs"
 FAMILY = "plan of data parallelism"
+CHANGES = "a change makes nothing slower"
 DEFINITION = "definition: less or more is a wrong measurement"
 
 
@@ -122,6 +123,7 @@ GOALS = [
     *(Goal("launch", "torchrun / ours", {"row": "start", "count": n}, ELASTIC, least=7, aim=16) for n in (2, 8)),
     *(Goal("launch", "torchrun / ours", {"row": "restart", "count": n}, ELASTIC, least=5, aim=20) for n in (2, 8)),
     Goal("launch", "torchrun / ours", {"row": "store", "count": 4}, ELASTIC, least=2, aim=10),
+    Goal("before", "before / now", {}, CHANGES, least=0.97),
 ]
 
 

@@ -18,6 +18,7 @@ BENCHES = {
     "checkpoint": "saving and loading beside torch.distributed.checkpoint, dd and memcpy",
     "family": "MNIST and CIFAR-10 by every strategy that keeps whole models: accuracy, bytes, time",
     "optimizer": "AdamW beside PyTorch's default and fused ones, and the memory bound",
+    "before": "an earlier build of Lockstep and this one, in turn: collectives, steps, checkpoints, starts",
 }
 SOURCE = pathlib.Path(__file__).resolve().parent.parent
 

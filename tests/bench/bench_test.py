@@ -372,6 +372,52 @@ class Optimizer(Case):
             self.assertGreater(row["share_of_memory_bound"]["p50"], 0)
 
 
+
+# `./dev bench before` with less work: run.py's main() after these assignments.
+SMALL_BEFORE = """
+import before, checkpoint, pipeline, run, step, step_shared
+before.ROWS = before.ROWS[:1]
+step.OUR_MODES, pipeline.OUR_SCHEDULES = ("ddp",), ("1f1b",)
+before.USUAL_SIZES = step.USUAL_SIZES = step_shared.USUAL_SIZES = {"mlp": (64, 2)}
+pipeline.USUAL_SIZES.update(width=64, depth=2, rows=4, micro_batches=2)
+checkpoint.USUAL = 4
+run.main()
+"""
+
+
+class Before(Case):
+    def test_each_part_compares_two_builds(self):
+        told = [sys.executable, "-B", "-c", SMALL_BEFORE, "before", BUILD, "--build", BUILD, "--rounds", 2, "--json"]
+        shown = subprocess.run(
+            [str(word) for word in told],
+            env={**os.environ, "PYTHONPATH": str(SOURCE / "bench")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.assertEqual(shown.returncode, 0, shown.stderr)
+        rows = [json.loads(line) for line in shown.stdout.splitlines()]
+        self.assertEqual(
+            [row["what"] for row in rows],
+            [
+                "all_reduce 64 B, 2 ranks, arena",
+                "all_reduce 64 B, 2 ranks, ordinary",
+                "step of mlp, ddp",
+                "step by 1f1b",
+                *(f"checkpoint of 4 MiB, {order}" for order in ("async", "save", "load", "trusted")),
+                "start of 2 ranks",
+                "restart of 2 ranks",
+                "a request of the store",
+            ],
+        )
+        for row in rows:
+            self.assertEqual(len(row["before_s"]), len(row["now_s"]))
+            self.assertGreater(row["p50"], 0)
+
+    def test_a_folder_without_programs_is_refused(self):
+        self.assert_refused("expected the build folder of another working tree, found no", "before", "/nowhere")
+
+
 def main():
     with contextlib.ExitStack() as stack:
         if python := python_with_torch():
