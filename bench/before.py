@@ -103,8 +103,8 @@ def checkpoints(options):
             for system, one in zip(SYSTEMS, options_of("checkpoint", options)):
                 own = pathlib.Path(folder, system)
                 own.mkdir()
-                command = [one.rank_program, "checkpoint", "--folder", own, "--mib", one.mib, "--threads", one.threads]
-                started.append(Ranks.start_each(system, command, 1, one.threads))
+                told = ["checkpoint", "--folder", own, "--mib", one.mib, "--threads", one.threads]
+                started.append(Ranks.start_each(system, [one.rank_program, *told], 1, one.threads))
                 started[-1].answers()  # "ready"
             for order in CHECKPOINT_ORDERS:
                 contenders = [checkpoint.Asked(order, order, ranks) for ranks in started]
