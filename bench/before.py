@@ -19,12 +19,13 @@ from collectives_rows import KIB, MIB, Row
 from contenders import Failed, Ranks, in_turn
 from figures import as_time, quotients, spread_of
 from option_types import number, words
-from step_shared import USUAL_SIZES, run_rounds
+from step_shared import run_rounds
 
 SYSTEMS = ("before", "now")
 ROWS = [Row("all_reduce", size, 2) for size in (64, KIB, 16 * KIB, MIB, 64 * MIB)] + [
     Row(op, 16 * MIB, 2) for op in ("all_gather", "reduce_scatter", "broadcast", "all_to_all")
 ]
+STEPS = {"mlp": step.OUR_MODES, "gpt": ("ddp", "full")}
 CHECKPOINT_ORDERS = ("async", "save", "load", "trusted")
 
 
@@ -75,10 +76,10 @@ def in_rounds(start, told):
 
 def steps(options):
     told = options_of("step", options)
-    for model in USUAL_SIZES:
+    for model, modes in STEPS.items():
         for one in told:
-            one.model = model
-        for mode in step.OUR_MODES:
+            one.model, one.steps = model, 1 if model == "gpt" else one.steps  # which takes seconds
+        for mode in modes:
 
             def start(one, name=step.Name("ours", mode)):
                 return step.start_one(name, one, fused=True)

@@ -377,8 +377,8 @@ class Optimizer(Case):
 SMALL_BEFORE = """
 import before, checkpoint, pipeline, run, step, step_shared
 before.ROWS = before.ROWS[:1]
-step.OUR_MODES, pipeline.OUR_SCHEDULES = ("ddp",), ("1f1b",)
-before.USUAL_SIZES = step.USUAL_SIZES = step_shared.USUAL_SIZES = {"mlp": (64, 2)}
+before.STEPS, pipeline.OUR_SCHEDULES = {"mlp": ("ddp",)}, ("1f1b",)
+step.USUAL_SIZES = step_shared.USUAL_SIZES = {"mlp": (64, 2)}
 pipeline.USUAL_SIZES.update(width=64, depth=2, rows=4, micro_batches=2)
 checkpoint.USUAL = 4
 run.main()
