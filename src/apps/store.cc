@@ -10,7 +10,6 @@
 #include <lockstep/store/store_server.h>
 
 #include <algorithm>
-#include <optional>
 
 #include <poll.h>
 

@@ -9,17 +9,14 @@
 #include "sys/own_process.h"
 #include "sys/thread.h"
 
-#include <lockstep/base/error.h>
 #include <lockstep/comm/device.h>
 #include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <functional>
 #include <future>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 

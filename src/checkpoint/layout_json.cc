@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
-#include <string_view>
 #include <utility>
 
 namespace lockstep::checkpoint {

@@ -9,7 +9,6 @@
 #include "checkpoint/optimizer_parts.h"
 #include "checkpoint/parts_reader.h"
 #include "checkpoint/rank_tensors.h"
-#include "checkpoint/shards.h"
 #include "module/tensors.h"
 
 #include <lockstep/checkpoint/checkpoint.h>

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <functional>
 #include <set>
-#include <string_view>
 
 namespace lockstep::checkpoint {
 namespace {

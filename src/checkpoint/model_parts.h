@@ -6,7 +6,6 @@
 
 #include <lockstep/parallel/handle.h>
 
-#include <string>
 #include <vector>
 
 namespace lockstep::checkpoint {

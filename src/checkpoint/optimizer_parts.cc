@@ -15,7 +15,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <string_view>
 #include <utility>
 
 namespace lockstep::checkpoint {

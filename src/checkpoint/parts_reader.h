@@ -22,7 +22,6 @@
 #include <filesystem>
 #include <functional>
 #include <span>
-#include <string>
 #include <vector>
 
 namespace lockstep::checkpoint {

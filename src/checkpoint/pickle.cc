@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "base/escaped.h"
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>

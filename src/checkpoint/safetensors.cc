@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <bit>
 #include <span>
-#include <utility>
 #include <vector>
 
 static_assert(std::endian::native == std::endian::little,

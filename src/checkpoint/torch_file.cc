@@ -14,7 +14,6 @@
 #include <caffe2/serialize/inline_container.h>
 
 #include <bit>
-#include <cstring>
 #include <exception>
 #include <map>
 #include <memory>

@@ -3,7 +3,6 @@
 #include "base/check.h"
 
 #include <cmath>
-#include <span>
 #include <unordered_map>
 #include <vector>
 

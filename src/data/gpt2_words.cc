@@ -1,7 +1,6 @@
 #include "data/gpt2_words.h"
 
 #include "base/check.h"
-#include "base/escaped.h"
 #include "data/utf8.h"
 
 #include <algorithm>

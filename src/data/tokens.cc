@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <string>

@@ -25,7 +25,6 @@
 #include <compare>
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>

@@ -6,6 +6,7 @@
 #include "checkpoint/content.h"
 #include "checkpoint/file_part.h"
 #include "checkpoint/folders.h"
+#include "checkpoint/layout_json.h"
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
 #include "checkpoint/rank_tensors.h"

@@ -7,7 +7,6 @@
 // the host keeps nothing, and the run relies on checkpoints.
 #pragma once
 
-#include "checkpoint/layout_json.h"
 #include "elastic/commit_files.h"
 
 #include <lockstep/checkpoint/checkpoint.h>

@@ -12,7 +12,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/store/open.h>
 
-#include <algorithm>
 #include <limits>
 #include <sstream>
 #include <thread>

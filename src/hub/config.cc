@@ -7,7 +7,6 @@
 #include "sys/plain_file.h"
 
 #include <cmath>
-#include <string_view>
 #include <utility>
 
 namespace lockstep::hub {

@@ -14,7 +14,6 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 
 namespace lockstep::hub {
 namespace {

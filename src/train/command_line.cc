@@ -1,5 +1,4 @@
 // From the words of a command line to a Configuration, and back.
-#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "sys/files.h"

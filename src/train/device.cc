@@ -9,9 +9,6 @@
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
-#include <string_view>
-#include <utility>
-
 namespace lockstep::train {
 namespace {
 

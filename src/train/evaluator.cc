@@ -23,7 +23,6 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <numbers>
 #include <utility>

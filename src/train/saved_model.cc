@@ -14,8 +14,6 @@
 
 #include <ATen/ops/isfinite.h>
 
-#include <algorithm>
-
 namespace lockstep::train {
 namespace {
 

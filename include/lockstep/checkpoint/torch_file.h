@@ -18,7 +18,6 @@
 #include <ATen/core/ivalue.h>
 
 #include <filesystem>
-#include <string>
 
 #pragma GCC visibility push(default)
 

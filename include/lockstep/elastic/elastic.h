@@ -51,7 +51,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 
 #pragma GCC visibility push(default)
 

@@ -24,7 +24,6 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <optional>
 #include <utility>

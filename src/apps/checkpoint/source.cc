@@ -2,7 +2,6 @@
 
 #include "apps/checkpoint/state_dicts.h"
 #include "base/check.h"
-#include "base/escaped.h"
 #include "base/format.h"
 #include "checkpoint/distributed_checkpoint.h"
 #include "checkpoint/folders.h"
@@ -16,7 +15,6 @@
 #include <memory>
 #include <span>
 #include <string_view>
-#include <utility>
 
 namespace lockstep::apps {
 namespace {
@@ -143,8 +141,6 @@ Source source_at(const fs::path& path, const SourceOptions& options) {
   if (is_weight_folder(path)) return of_weights(path);
   return of_checkpoint(one_at(path));
 }
-
-namespace fs = std::filesystem;
 
 bool is_checkpoint(const fs::path& path) { return fs::exists(path / checkpoint::layout_file); }
 

@@ -9,7 +9,6 @@
 
 #include <lockstep/data/text.h>
 #include <lockstep/data/tokens.h>
-#include <lockstep/parallel/model_plans.h>
 #include <lockstep/train/generation.h>
 
 #include <ATen/CPUGeneratorImpl.h>
