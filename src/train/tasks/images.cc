@@ -1,6 +1,7 @@
 #include "train/tasks/images.h"
 
 #include "base/check.h"
+#include "train/tasks/known.h"
 
 #include <lockstep/data/images.h>
 #include <lockstep/models/conv_net.h>
@@ -114,12 +115,7 @@ void CifarTask::declare(Settings& settings) {
                 .help = "folder of data_batch_1.bin to data_batch_5.bin and test_batch.bin",
                 .is_path = true},
                data_);
-  settings.add({.name = "width",
-                .help = "channels of the first stage",
-                .least = 1,
-                .most = most_width,
-                .scope = Scope::shape},
-               width_);
+  settings.add(shape_size("width", "channels of the first stage", most_width), width_);
   settings.add({.name = "augment", .help = "training images are moved and mirrored at random"},
                augments_);
 }

@@ -1,6 +1,7 @@
 #include "train/tasks/language_models.h"
 
 #include "base/check.h"
+#include "train/tasks/known.h"
 
 #include <lockstep/parallel/model_plans.h>
 
@@ -8,10 +9,7 @@ namespace lockstep::train {
 
 void GptTask::declare_shape(Settings& settings) {
   constexpr double most_dropout = 0.99;
-  settings.add({.name = "dropout",
-                .help = "share of activations that are dropped",
-                .most = most_dropout,
-                .scope = Scope::model},
+  settings.add(model_number("dropout", "share of activations that are dropped", most_dropout),
                dropout_);
 }
 
@@ -95,44 +93,25 @@ ParallelPlan LlamaTask::parallel_plan() const {
 
 void MoeTask::declare_shape(Settings& settings) {
   constexpr double most_experts = 10'000, most_weight = 1e6, most_dropout = 0.99;
-  settings.add({.name = "experts",
-                .help = "feed-forward layers of a mixture",
-                .least = 1,
-                .most = most_experts,
-                .scope = Scope::shape},
-               experts_);
-  settings.add({.name = "chosen",
-                .help = "experts that a token goes through",
-                .least = 1,
-                .most = most_experts,
-                .scope = Scope::shape},
-               chosen_);
-  settings.add({.name = "mixture-every",
-                .help = "every Nth block has a mixture, the others one feed-forward layer",
-                .least = 1,
-                .most = most_experts,
-                .scope = Scope::shape},
-               every_);
-  settings.add({.name = "capacity",
-                .help = "of an expert in training, in multiples of its even share of the tokens; "
-                        "what finds no room is dropped; 0: unlimited",
-                .most = most_weight,
-                .scope = Scope::model},
-               capacity_);
-  settings.add({.name = "balance",
-                .help = "weight of the loss that keeps the load of experts even",
-                .most = most_weight,
-                .scope = Scope::model},
+  settings.add(shape_size("experts", "feed-forward layers of a mixture", most_experts), experts_);
+  settings.add(shape_size("chosen", "experts that a token goes through", most_experts), chosen_);
+  settings.add(
+      shape_size("mixture-every",
+                 "every Nth block has a mixture, the others one feed-forward layer", most_experts),
+      every_);
+  settings.add(
+      model_number("capacity",
+                   "of an expert in training, in multiples of its even share of the tokens; "
+                   "what finds no room is dropped; 0: unlimited",
+                   most_weight),
+      capacity_);
+  settings.add(model_number("balance", "weight of the loss that keeps the load of experts even",
+                            most_weight),
                balance_);
-  settings.add({.name = "z-loss",
-                .help = "weight of the loss that keeps the router's logits small",
-                .most = most_weight,
-                .scope = Scope::model},
+  settings.add(model_number("z-loss", "weight of the loss that keeps the router's logits small",
+                            most_weight),
                z_);
-  settings.add({.name = "dropout",
-                .help = "share of activations that are dropped",
-                .most = most_dropout,
-                .scope = Scope::model},
+  settings.add(model_number("dropout", "share of activations that are dropped", most_dropout),
                dropout_);
 }
 

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/escaped.h"
 #include "base/text.h"
+#include "train/tasks/known.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
@@ -40,18 +41,8 @@ Options MlpTask::defaults() const {
 
 void MlpTask::declare(Settings& settings) {
   constexpr double most_layers = 10'000, most_width = 1 << 20;
-  settings.add({.name = "layers",
-                .help = "linear layers",
-                .least = 1,
-                .most = most_layers,
-                .scope = Scope::shape},
-               layers_);
-  settings.add({.name = "width",
-                .help = "features between layers",
-                .least = 1,
-                .most = most_width,
-                .scope = Scope::shape},
-               width_);
+  settings.add(shape_size("layers", "linear layers", most_layers), layers_);
+  settings.add(shape_size("width", "features between layers", most_width), width_);
 }
 
 checkpoint::Metadata MlpTask::description() const { return {{"seed", std::to_string(seed_)}}; }

@@ -6,6 +6,7 @@
 #include "data/bigram.h"
 #include "sys/files.h"
 #include "train/progress.h"
+#include "train/tasks/known.h"
 
 #include <lockstep/data/text.h>
 #include <lockstep/data/tokens.h>
@@ -69,30 +70,10 @@ void TextTask::declare(Settings& settings) {
   constexpr double most_sizes = 10'000, most_width = 1 << 20;
   settings.add({.name = "data", .help = "text to learn from: a file or folder", .is_path = true},
                data_);
-  settings.add({.name = "layers",
-                .help = "transformer blocks",
-                .least = 1,
-                .most = most_sizes,
-                .scope = Scope::shape},
-               layers_);
-  settings.add({.name = "heads",
-                .help = "attention heads",
-                .least = 1,
-                .most = most_sizes,
-                .scope = Scope::shape},
-               heads_);
-  settings.add({.name = "width",
-                .help = "features between layers",
-                .least = 1,
-                .most = most_width,
-                .scope = Scope::shape},
-               width_);
-  settings.add({.name = "block",
-                .help = "tokens in a row",
-                .least = 1,
-                .most = most_width,
-                .scope = Scope::shape},
-               block_);
+  settings.add(shape_size("layers", "transformer blocks", most_sizes), layers_);
+  settings.add(shape_size("heads", "attention heads", most_sizes), heads_);
+  settings.add(shape_size("width", "features between layers", most_width), width_);
+  settings.add(shape_size("block", "tokens in a row", most_width), block_);
   declare_shape(settings);
   declare_tokens(settings);
 }
