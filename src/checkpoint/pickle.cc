@@ -26,8 +26,7 @@ class PickleMachine {
       at_ = tree_.pickle_.size() - left_.size();
       const auto code = next<std::uint8_t>();
       if (code == '.') break;
-      if (!constant(code) && !structure(code) && !memo(code))
-        fail(formatted("opcode {:#04x} does not occur in a state_dict", unsigned{code}));
+      constant(code);
     }
     if (stack_.size() != 1 || !marks_.empty()) fail("expected one value at the end, found others");
     if (!left_.empty()) fail(formatted("bytes after the end: {}", left_.size()));
@@ -106,132 +105,101 @@ class PickleMachine {
     push_integer(value);
   }
 
-  bool constant(std::uint8_t code) {
+  // Runs one opcode: a constant, or one of structure() or memo().
+  void constant(std::uint8_t code) {
     switch (code) {
       case 0x80: {  // PROTO
         const auto protocol = next<std::uint8_t>();
         if (at_ != 0 || protocol < 2 || protocol > 5)
           fail(formatted("expected protocol 2 to 5 at the beginning, found {}", protocol));
-        return true;
+        return;
       }
       case 0x95:
         (void)next<std::uint64_t>();
-        return true;  // FRAME: a hint for buffering
+        return;  // FRAME: a hint for buffering
       case 'N':
-        push({.kind = Kind::none});
-        return true;
+        return push({.kind = Kind::none});
       case 0x88:
-        push({.kind = Kind::boolean, .integer = 1});
-        return true;
+        return push({.kind = Kind::boolean, .integer = 1});
       case 0x89:
-        push({.kind = Kind::boolean, .integer = 0});
-        return true;
+        return push({.kind = Kind::boolean, .integer = 0});
       case 'J':
-        push_integer(next<std::int32_t>());
-        return true;
+        return push_integer(next<std::int32_t>());
       case 'K':
-        push_integer(next<std::uint8_t>());
-        return true;
+        return push_integer(next<std::uint8_t>());
       case 'M':
-        push_integer(next<std::uint16_t>());
-        return true;
+        return push_integer(next<std::uint16_t>());
       case 0x8a:
-        push_long(next<std::uint8_t>());
-        return true;
+        return push_long(next<std::uint8_t>());
       case 0x8b:
-        push_long(next<std::uint32_t>());
-        return true;
+        return push_long(next<std::uint32_t>());
       case 'G':
-        push({.kind = Kind::real,
-              .real = std::bit_cast<double>(__builtin_bswap64(next<std::uint64_t>()))});
-        return true;
+        return push({.kind = Kind::real,
+                     .real = std::bit_cast<double>(__builtin_bswap64(next<std::uint64_t>()))});
       case 'X':
-        push_text(take(next<std::uint32_t>()));
-        return true;
+        return push_text(take(next<std::uint32_t>()));
       case 0x8c:
-        push_text(take(next<std::uint8_t>()));
-        return true;
+        return push_text(take(next<std::uint8_t>()));
       case 0x8d:
-        push_text(take(next<std::uint64_t>()));
-        return true;
+        return push_text(take(next<std::uint64_t>()));
       case 'B':
-        push({.kind = Kind::bytes, .text = take(next<std::uint32_t>())});
-        return true;
+        return push({.kind = Kind::bytes, .text = take(next<std::uint32_t>())});
       case 'C':
-        push({.kind = Kind::bytes, .text = take(next<std::uint8_t>())});
-        return true;
+        return push({.kind = Kind::bytes, .text = take(next<std::uint8_t>())});
       case 0x8e:
-        push({.kind = Kind::bytes, .text = take(next<std::uint64_t>())});
-        return true;
+        return push({.kind = Kind::bytes, .text = take(next<std::uint64_t>())});
       default:
-        return false;
+        return structure(code);
     }
   }
 
-  bool structure(std::uint8_t code) {
+  void structure(std::uint8_t code) {
     switch (code) {
       case '(':
-        marks_.push_back(stack_.size());
-        return true;
+        return marks_.push_back(stack_.size());
       case ')':
-        push({.kind = Kind::tuple});
-        return true;
+        return push({.kind = Kind::tuple});
       case 't':
-        push({.kind = Kind::tuple, .items = pop_to_mark()});
-        return true;
+        return push({.kind = Kind::tuple, .items = pop_to_mark()});
       case 0x85:
       case 0x86:
       case 0x87:
-        push({.kind = Kind::tuple, .items = pop(code - 0x84U)});
-        return true;
+        return push({.kind = Kind::tuple, .items = pop(code - 0x84U)});
       case ']':
-        push({.kind = Kind::list});
-        return true;
+        return push({.kind = Kind::list});
       case '}':
-        push({.kind = Kind::dict});
-        return true;
+        return push({.kind = Kind::dict});
       case 'a':
-        append(pop(1), Kind::list);
-        return true;
+        return append(pop(1), Kind::list);
       case 'e':
-        append(pop_to_mark(), Kind::list);
-        return true;
+        return append(pop_to_mark(), Kind::list);
       case 's':
-        append(pop(2), Kind::dict);
-        return true;
+        return append(pop(2), Kind::dict);
       case 'u':
-        append(pop_to_mark(), Kind::dict);
-        return true;
+        return append(pop_to_mark(), Kind::dict);
       case 'c': {
         const std::string_view module = line();
-        push_global(module, line());
-        return true;
+        return push_global(module, line());
       }
       case 0x93: {  // STACK_GLOBAL
         const std::vector<Ref> names = pop(2);
         const Node &module = tree_[names[0]], &name = tree_[names[1]];
         if (module.kind != Kind::text || name.kind != Kind::text)
           fail("expected a global's module and name as strings");
-        push_global(module.text, name.text);
-        return true;
+        return push_global(module.text, name.text);
       }
-      case 'R':     // REDUCE
-      case 0x81: {  // NEWOBJ
-        std::vector<Ref> call = pop(2);
-        push_call(std::move(call));
-        return true;
-      }
+      case 'R':   // REDUCE
+      case 0x81:  // NEWOBJ
+        return push_call(pop(2));
       case 'b': {  // BUILD
         const Ref state = pop(1)[0];
         need(1);
-        set_state(stack_.back(), state);
-        return true;
+        return set_state(stack_.back(), state);
       }
       case 'Q':
-        push({.kind = Kind::persistent, .items = pop(1)});
-        return true;
+        return push({.kind = Kind::persistent, .items = pop(1)});
       default:
-        return false;
+        return memo(code);
     }
   }
 
@@ -275,25 +243,20 @@ class PickleMachine {
     target.state = state;
   }
 
-  bool memo(std::uint8_t code) {
+  void memo(std::uint8_t code) {
     switch (code) {
       case 'q':
-        put(next<std::uint8_t>());
-        return true;
+        return put(next<std::uint8_t>());
       case 'r':
-        put(next<std::uint32_t>());
-        return true;
+        return put(next<std::uint32_t>());
       case 0x94:
-        put(memo_.size());
-        return true;
+        return put(memo_.size());
       case 'h':
-        get(next<std::uint8_t>());
-        return true;
+        return get(next<std::uint8_t>());
       case 'j':
-        get(next<std::uint32_t>());
-        return true;
+        return get(next<std::uint32_t>());
       default:
-        return false;
+        fail(formatted("opcode {:#04x} does not occur in a state_dict", unsigned{code}));
     }
   }
   void put(std::uint64_t place) {
