@@ -176,25 +176,110 @@ class LocalUpdateStrategy : public TrainedModel {
     facts_.kind = kind_of(options_);
   }
 
-  void attach(std::shared_ptr<torch::nn::Module> module, RunLength length) override;
-  // Restores this rank's copy in the module before the step.
-  at::Tensor backward(const StepRows& rows, optim::GradScaler& scaler) override;
-  void update(double lr, const optim::GradientTransform& transform,
-              optim::GradScaler& scaler) override;
+  void attach(std::shared_ptr<torch::nn::Module> module, RunLength length) override {
+    steps_ = length.steps;
+    TrainedModel::attach(std::move(module), length);
+  }
 
-  void meet(bool shows_model) override;
+  // Restores this rank's copy in the module before the step.
+  at::Tensor backward(const StepRows& rows, optim::GradScaler& scaler) override {
+    const TensorMap own = std::exchange(set_aside_, {});
+    if (!own.empty()) {
+      at::NoGradGuard no_grad;
+      for (const auto& [name, tensor] : trained()) tensor.copy_(own.at(name));
+    }
+    return TrainedModel::backward(rows, scaler);
+  }
+
+  void update(double lr, const optim::GradientTransform& transform,
+              optim::GradScaler& scaler) override {
+    TrainedModel::update(lr, transform, scaler);
+    ++step_;
+    RECORD_USER_SCOPE("communication");
+    const std::int64_t before = copies_->bytes_sent();
+    copies_->step(step_ == steps_);
+    add_sent_bytes(copies_->bytes_sent() - before);
+  }
+
+  void meet(bool shows_model) override {
+    if (!shows_model || !set_aside_.empty()) return;
+    at::NoGradGuard no_grad;
+    for (const auto& [name, tensor] : trained()) set_aside_.emplace(name, tensor.clone());
+    copies_->show();
+    std::vector<at::Tensor> of_rank_0;
+    for (const auto& [name, tensor] : buffers()) of_rank_0.push_back(tensor);
+    parallel::broadcast_now(world_, of_rank_0, bytes_at_once, {.tag = "buffers"});
+  }
 
  private:
-  Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override;
+  Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override {
+    if (options_.activation_checkpoint_every > 0)
+      checkpoint_activations(
+          module, {task_.parallel_plan().blocks.front()},
+          {.every = options_.activation_checkpoint_every, .offload = options_.activation_offload});
+    if (options_.diloco.inner_steps > 0)
+      copies_ = std::make_unique<OuterUpdates>(*module, world_, options_);
+    else if (options_.post_local_sgd.start_step > 0)
+      copies_ = std::make_unique<AveragedLater>(*module, world_, options_);
+    else
+      copies_ = std::make_unique<Averaged>(*module, world_, options_);
+    return copies_->handle();
+  }
+
   // Each rank stores its own copy if the copies differ.
-  TensorMap own() override;
+  TensorMap own() override {
+    check(!set_aside_.empty(), "train: the one model of all ranks must be shown to be saved");
+    checkpoint::NamedParameters named;
+    for (const Part& part : handle().named_parameters()) named.emplace_back(part.name, part.tensor);
+    TensorMap own = checkpoint::optimizer_state(*optimizer_, named);
+    for (const auto& [name, tensor] : set_aside_) own.emplace(std::string(of_copy) + name, tensor);
+    for (const auto& [name, tensor] : copies_->state())
+      own.emplace(std::string(of_strategy) + name, tensor);
+    return own;
+  }
+
   // Has no parameters: each rank's state is in own().
   torch::optim::Optimizer& saved_optimizer() override { return *nothing_; }
-  void begin_at(std::int64_t step) override;
-  void take_own(const TensorMap& own) override;
-  [[nodiscard]] TensorMap buffers() const;
+
+  void begin_at(std::int64_t step) override {
+    step_ = step;
+    copies_->begin_at(step);
+  }
+
+  void take_own(const TensorMap& own) override {
+    const TensorMap copy = with_prefix(own, of_copy);
+    const TensorMap now = trained();
+    for (const auto& [name, tensor] : now) {
+      auto found = copy.find(name);
+      check_input(found != copy.end() && found->second.sizes() == tensor.sizes() &&
+                      found->second.scalar_type() == tensor.scalar_type(),
+                  "own tensors: expected {}{}, {} [{}]", of_copy, escaped(name),
+                  c10::toString(tensor.scalar_type()), listed(tensor.sizes(), ", "));
+    }
+    checkpoint::NamedParameters named;
+    for (const Part& part : handle().named_parameters()) named.emplace_back(part.name, part.tensor);
+    TensorMap kept;
+    for (const auto& [name, tensor] : own)
+      if (name.starts_with(of_optimizer)) kept.emplace(name, tensor);
+    copies_->load_state(with_prefix(own, of_strategy));
+    checkpoint::load_optimizer_state(*optimizer_, named, kept);
+    at::NoGradGuard no_grad;
+    for (const auto& [name, tensor] : now) tensor.copy_(copy.at(name));
+  }
+
+  [[nodiscard]] TensorMap buffers() const {
+    TensorMap buffers;
+    for (Part& part : parallel::whole_state_parts(*module_))
+      if (part.kind == PartKind::buffer) buffers.emplace(part.name, part.tensor);
+    return buffers;
+  }
+
   // Returns the module's parameters and buffers by name.
-  [[nodiscard]] TensorMap trained();
+  [[nodiscard]] TensorMap trained() {
+    TensorMap tensors = buffers();
+    for (Part& part : handle().named_parameters()) tensors.emplace(part.name, part.tensor.detach());
+    return tensors;
+  }
 
   std::unique_ptr<Copies> copies_;
   std::unique_ptr<torch::optim::Optimizer> nothing_;
@@ -202,104 +287,6 @@ class LocalUpdateStrategy : public TrainedModel {
   std::int64_t steps_ = 0;  // steps of the run
   TensorMap set_aside_;     // this rank's copy while the combined model is in the module
 };
-
-void LocalUpdateStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunLength length) {
-  steps_ = length.steps;
-  TrainedModel::attach(std::move(module), length);
-}
-
-Handle& LocalUpdateStrategy::make_handle(const std::shared_ptr<torch::nn::Module>& module) {
-  if (options_.activation_checkpoint_every > 0)
-    checkpoint_activations(
-        module, {task_.parallel_plan().blocks.front()},
-        {.every = options_.activation_checkpoint_every, .offload = options_.activation_offload});
-  if (options_.diloco.inner_steps > 0)
-    copies_ = std::make_unique<OuterUpdates>(*module, world_, options_);
-  else if (options_.post_local_sgd.start_step > 0)
-    copies_ = std::make_unique<AveragedLater>(*module, world_, options_);
-  else
-    copies_ = std::make_unique<Averaged>(*module, world_, options_);
-  return copies_->handle();
-}
-
-void LocalUpdateStrategy::update(double lr, const optim::GradientTransform& transform,
-                                 optim::GradScaler& scaler) {
-  TrainedModel::update(lr, transform, scaler);
-  ++step_;
-  RECORD_USER_SCOPE("communication");
-  const std::int64_t before = copies_->bytes_sent();
-  copies_->step(step_ == steps_);
-  add_sent_bytes(copies_->bytes_sent() - before);
-}
-
-TensorMap LocalUpdateStrategy::buffers() const {
-  TensorMap buffers;
-  for (Part& part : parallel::whole_state_parts(*module_))
-    if (part.kind == PartKind::buffer) buffers.emplace(part.name, part.tensor);
-  return buffers;
-}
-
-TensorMap LocalUpdateStrategy::trained() {
-  TensorMap tensors = buffers();
-  for (Part& part : handle().named_parameters()) tensors.emplace(part.name, part.tensor.detach());
-  return tensors;
-}
-
-void LocalUpdateStrategy::meet(bool shows_model) {
-  if (!shows_model || !set_aside_.empty()) return;
-  at::NoGradGuard no_grad;
-  for (const auto& [name, tensor] : trained()) set_aside_.emplace(name, tensor.clone());
-  copies_->show();
-  std::vector<at::Tensor> of_rank_0;
-  for (const auto& [name, tensor] : buffers()) of_rank_0.push_back(tensor);
-  parallel::broadcast_now(world_, of_rank_0, bytes_at_once, {.tag = "buffers"});
-}
-
-at::Tensor LocalUpdateStrategy::backward(const StepRows& rows, optim::GradScaler& scaler) {
-  const TensorMap own = std::exchange(set_aside_, {});
-  if (!own.empty()) {
-    at::NoGradGuard no_grad;
-    for (const auto& [name, tensor] : trained()) tensor.copy_(own.at(name));
-  }
-  return TrainedModel::backward(rows, scaler);
-}
-
-TensorMap LocalUpdateStrategy::own() {
-  check(!set_aside_.empty(), "train: the one model of all ranks must be shown to be saved");
-  checkpoint::NamedParameters named;
-  for (const Part& part : handle().named_parameters()) named.emplace_back(part.name, part.tensor);
-  TensorMap own = checkpoint::optimizer_state(*optimizer_, named);
-  for (const auto& [name, tensor] : set_aside_) own.emplace(std::string(of_copy) + name, tensor);
-  for (const auto& [name, tensor] : copies_->state())
-    own.emplace(std::string(of_strategy) + name, tensor);
-  return own;
-}
-
-void LocalUpdateStrategy::begin_at(std::int64_t step) {
-  step_ = step;
-  copies_->begin_at(step);
-}
-
-void LocalUpdateStrategy::take_own(const TensorMap& own) {
-  const TensorMap copy = with_prefix(own, of_copy);
-  const TensorMap now = trained();
-  for (const auto& [name, tensor] : now) {
-    auto found = copy.find(name);
-    check_input(found != copy.end() && found->second.sizes() == tensor.sizes() &&
-                    found->second.scalar_type() == tensor.scalar_type(),
-                "own tensors: expected {}{}, {} [{}]", of_copy, escaped(name),
-                c10::toString(tensor.scalar_type()), listed(tensor.sizes(), ", "));
-  }
-  checkpoint::NamedParameters named;
-  for (const Part& part : handle().named_parameters()) named.emplace_back(part.name, part.tensor);
-  TensorMap kept;
-  for (const auto& [name, tensor] : own)
-    if (name.starts_with(of_optimizer)) kept.emplace(name, tensor);
-  copies_->load_state(with_prefix(own, of_strategy));
-  checkpoint::load_optimizer_state(*optimizer_, named, kept);
-  at::NoGradGuard no_grad;
-  for (const auto& [name, tensor] : now) tensor.copy_(copy.at(name));
-}
 
 }  // namespace
 

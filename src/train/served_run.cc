@@ -91,21 +91,86 @@ class WorkerStrategy : public TrainedModel {
   [[nodiscard]] bool is_attached() const { return is_attached_; }
   // Ends this worker's part; the servers continue without it. On rank 0, returns the store server,
   // which the servers need until all ranks have left; otherwise null.
-  [[nodiscard]] std::unique_ptr<StoreServer> leave();
+  [[nodiscard]] std::unique_ptr<StoreServer> leave() {
+    worker_.reset();
+    return std::move(store_server_);
+  }
 
   // Tells the servers that they may begin. Collective over all ranks.
-  void attach(std::shared_ptr<torch::nn::Module> module, RunLength length) override;
-  void update(double lr, const optim::GradientTransform& transform,
-              optim::GradScaler& scaler) override;
-  void meet(bool shows_model) override;
+  void attach(std::shared_ptr<torch::nn::Module> module, RunLength length) override {
+    module_ = std::move(module);
+    is_attached_ = true;
+    share_failure(all_, "");
+    (void)share_steps(all_, length);
+    ps::GroupMeeting met = ps::meet_in_group(all_, all_.size() - world_.size());
+    store_server_ = std::move(met.store_server);
+    worker_.emplace(module_, met.place.meeting, met.place.number);
+    const std::vector<Part> trained = trained_parts(*module_);
+    const std::vector<Part> all = parallel::whole_state_parts(*module_);
+    state_ = parts_state(world_, trained, all);
+    whole_ = HandleState::handle_of(state_);
+    handle_ = &whole_;
+    rest_ = HandleState::handle_of(parts_state(all_, {}, other_parts(all, trained)));
+    nothing_ = optimizer_of_nothing();
+  }
+
+  void update(double, const optim::GradientTransform& transform, optim::GradScaler&) override {
+    // If each gradient makes its own update, it is clipped here; if updates use the mean of
+    // gradients, the server clips the mean.
+    if (transform.clip_norm && !facts_.waits_each_step) whole_.clip_grad_norm(*transform.clip_norm);
+    parallel::WaitTime::Scope waiting(state_->waits());
+    worker_->step();
+  }
+
+  void meet(bool) override {
+    // All workers have pushed, and none pushes again until all have pulled.
+    if (!facts_.waits_each_step) worker_->pull();
+    at::NoGradGuard no_grad;
+    for (const Part& part : state_->state_parts())
+      if (part.kind == PartKind::buffer && part.tensor.numel() > 0) {
+        at::Tensor values = part.tensor.contiguous();
+        world_.broadcast(values, 0, {.tag = "buffers"}).wait();
+        if (!values.is_same(part.tensor)) part.tensor.copy_(values);
+      }
+    world_.barrier().wait();
+  }
+
   void save(const std::filesystem::path& out, const checkpoint::TrainingState& state,
-            checkpoint::SaveOptions options, checkpoint::AsyncSaver* saver) override;
-  void load(const std::filesystem::path& folder) override;
-  std::vector<std::pair<std::string, std::string>> results() override;
+            checkpoint::SaveOptions options, checkpoint::AsyncSaver*) override {
+    with_servers(std::string(save_request) + out.string(),
+                 [&] { checkpoint::save(out, rest_, *nothing_, state, options); });
+  }
+
+  void load(const std::filesystem::path& folder) override {
+    std::map<std::string, at::Tensor> of_other_kinds;
+    with_servers(std::string(load_request) + folder.string(), [&] {
+      (void)checkpoint::load(folder, rest_, *nothing_,
+                             {.verify = false, .per_rank = &of_other_kinds});
+    });
+    world_.barrier().wait();  // until the servers have answered worker 0
+    worker_->pull();
+  }
+
+  std::vector<std::pair<std::string, std::string>> results() override {
+    const ps::Traffic traffic = worker_->traffic();
+    return {{"pushed_bytes", formatted("{}", traffic.pushed)},
+            {"pulled_bytes", formatted("{}", traffic.pulled)}};
+  }
 
  private:
   // Runs `both` on all workers. Worker 0 also sends `request`, so that the servers run it too.
-  void with_servers(const std::string& request, const std::function<void()>& both);
+  void with_servers(const std::string& request, const std::function<void()>& both) {
+    if (!world_.is_root()) return both();
+    std::exception_ptr failure;  // the servers get it, too, and still answer
+    worker_->request(request, [&] {
+      try {
+        both();
+      } catch (const CollectiveFailure&) {
+        failure = std::current_exception();
+      }
+    });
+    if (failure) std::rethrow_exception(failure);
+  }
 
   Group all_;
   bool is_attached_ = false;
@@ -116,84 +181,6 @@ class WorkerStrategy : public TrainedModel {
   std::unique_ptr<torch::optim::Optimizer> nothing_;  // the optimizer without parameters
   std::optional<ps::Worker> worker_;
 };
-
-std::unique_ptr<StoreServer> WorkerStrategy::leave() {
-  worker_.reset();
-  return std::move(store_server_);
-}
-
-void WorkerStrategy::attach(std::shared_ptr<torch::nn::Module> module, RunLength length) {
-  module_ = std::move(module);
-  is_attached_ = true;
-  share_failure(all_, "");
-  (void)share_steps(all_, length);
-  ps::GroupMeeting met = ps::meet_in_group(all_, all_.size() - world_.size());
-  store_server_ = std::move(met.store_server);
-  worker_.emplace(module_, met.place.meeting, met.place.number);
-  const std::vector<Part> trained = trained_parts(*module_);
-  const std::vector<Part> all = parallel::whole_state_parts(*module_);
-  state_ = parts_state(world_, trained, all);
-  whole_ = HandleState::handle_of(state_);
-  handle_ = &whole_;
-  rest_ = HandleState::handle_of(parts_state(all_, {}, other_parts(all, trained)));
-  nothing_ = optimizer_of_nothing();
-}
-
-void WorkerStrategy::update(double, const optim::GradientTransform& transform, optim::GradScaler&) {
-  // If each gradient makes its own update, it is clipped here; if updates use the mean of
-  // gradients, the server clips the mean.
-  if (transform.clip_norm && !facts_.waits_each_step) whole_.clip_grad_norm(*transform.clip_norm);
-  parallel::WaitTime::Scope waiting(state_->waits());
-  worker_->step();
-}
-
-void WorkerStrategy::meet(bool) {
-  // All workers have pushed, and none pushes again until all have pulled.
-  if (!facts_.waits_each_step) worker_->pull();
-  at::NoGradGuard no_grad;
-  for (const Part& part : state_->state_parts())
-    if (part.kind == PartKind::buffer && part.tensor.numel() > 0) {
-      at::Tensor values = part.tensor.contiguous();
-      world_.broadcast(values, 0, {.tag = "buffers"}).wait();
-      if (!values.is_same(part.tensor)) part.tensor.copy_(values);
-    }
-  world_.barrier().wait();
-}
-
-void WorkerStrategy::with_servers(const std::string& request, const std::function<void()>& both) {
-  if (!world_.is_root()) return both();
-  std::exception_ptr failure;  // the servers get it, too, and still answer
-  worker_->request(request, [&] {
-    try {
-      both();
-    } catch (const CollectiveFailure&) {
-      failure = std::current_exception();
-    }
-  });
-  if (failure) std::rethrow_exception(failure);
-}
-
-void WorkerStrategy::save(const std::filesystem::path& out, const checkpoint::TrainingState& state,
-                          checkpoint::SaveOptions options, checkpoint::AsyncSaver*) {
-  with_servers(std::string(save_request) + out.string(),
-               [&] { checkpoint::save(out, rest_, *nothing_, state, options); });
-}
-
-void WorkerStrategy::load(const std::filesystem::path& folder) {
-  std::map<std::string, at::Tensor> of_other_kinds;
-  with_servers(std::string(load_request) + folder.string(), [&] {
-    (void)checkpoint::load(folder, rest_, *nothing_,
-                           {.verify = false, .per_rank = &of_other_kinds});
-  });
-  world_.barrier().wait();  // until the servers have answered worker 0
-  worker_->pull();
-}
-
-std::vector<std::pair<std::string, std::string>> WorkerStrategy::results() {
-  const ps::Traffic traffic = worker_->traffic();
-  return {{"pushed_bytes", formatted("{}", traffic.pushed)},
-          {"pulled_bytes", formatted("{}", traffic.pulled)}};
-}
 
 // The strategy of a server rank.
 class ServedRun {

@@ -120,17 +120,90 @@ class ElasticStrategy : public TrainedModel {
     facts_.takes_all_rows = true;
   }
 
-  [[nodiscard]] at::Tensor backward(const StepRows& rows, optim::GradScaler& scaler) override;
+  [[nodiscard]] at::Tensor backward(const StepRows& rows_of_step,
+                                    optim::GradScaler& scaler) override {
+    const auto& [batch, of_all, step] = rows_of_step;
+    const std::int64_t slots = options_.elastic_micro_batches;
+    const std::vector<Batch> parts = micro_batches(batch, slots);
+    const bool is_mean = are_equal(parts, slots);
+    const auto rows = static_cast<double>(batch.data.size(0));
+    slots_->reset();
+    begin_buffers();
+    std::vector<double> losses;
+    const std::int64_t passes = is_divided() ? slots_->most() : slots_->end() - slots_->begin();
+    std::optional<NoSync> alone = model_.no_sync();
+    for (std::int64_t pass = 0; pass < passes; ++pass) {
+      const std::int64_t slot = slots_->begin() + pass;
+      const bool is_own = slot < slots_->end();
+      double loss = 0;
+      if (is_own && slot < std::ssize(parts)) {
+        const Batch& part = parts[static_cast<std::size_t>(slot)];
+        const double share = is_mean ? 1 : static_cast<double>(part.data.size(0)) / rows;
+        loss = backward_slot(part, share, step, slot, scaler);
+      } else if (is_divided()) {
+        pass_for_others(parts.front(), scaler);
+      }
+      if (!is_own) continue;
+      slots_->take(slot);
+      losses.push_back(loss);
+    }
+    alone.reset();
+    const double divisor = is_mean ? static_cast<double>(slots) : 1;
+    slots_->reduce(divisor);
+    end_buffers();
+    return at::scalar_tensor(tree_sum(slots_->gather(losses)) / divisor, at::kDouble);
+  }
 
  private:
-  Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override;
+  Handle& make_handle(const std::shared_ptr<torch::nn::Module>& module) override {
+    Handle* handle = nullptr;
+    if (is_divided()) {
+      handle = &TrainedModel::make_handle(module);
+      slots_.emplace(options_.elastic_micro_batches, model_);
+    } else {
+      compose(module, mesh_.sub_mesh({std::string(tensor_axis)}));
+      handle = &copy_.emplace(HandleState::handle_of(std::make_shared<CopyState>(world_, model_)));
+      slots_.emplace(facts_.dp_group, options_.elastic_micro_batches, handle->parameters());
+    }
+    for (const Part& part : handle->state_parts())
+      if (part.kind == PartKind::buffer) buffers_.push_back(part.tensor);
+    return *handle;
+  }
+
   // The handles do not average gradients.
   [[nodiscard]] double backward_slot(const Batch& rows, double share, std::int64_t step,
-                                     std::int64_t slot, optim::GradScaler& scaler);
-  void pass_for_others(const Batch& rows, optim::GradScaler& scaler);
+                                     std::int64_t slot, optim::GradScaler& scaler) {
+    copy_into(buffers_, before_);
+    const auto of_step = static_cast<std::int64_t>(stream_seed(options_.seed, step));
+    seed_generators(device(), seed_of_rank(of_step, static_cast<int>(slot)));
+    const auto loss = backward_part(rows, share, scaler).item<double>();
+    if (slot == 0) after_ = copies_of(buffers_);
+    return loss;
+  }
+
+  // Ranks that shard the model must call it equally often. This call makes up for a missing slot.
+  void pass_for_others(const Batch& rows, optim::GradScaler& scaler) {
+    copy_into(buffers_, before_);
+    static_cast<void>(backward_part(rows, 1, scaler));
+    slots_->drop();
+  }
+
   [[nodiscard]] bool is_divided() const { return level_of(options_).has_value(); }
-  void begin_buffers();
-  void end_buffers();
+
+  // Each slot starts with the buffers from the beginning of the step, and the next step starts with
+  // the buffers after slot 0. Otherwise, batch statistics would depend on the number of slots per
+  // rank.
+  void begin_buffers() {
+    before_ = copies_of(buffers_);
+    after_.clear();
+  }
+
+  void end_buffers() {
+    if (buffers_.empty()) return;
+    if (facts_.dp_group.is_root()) copy_into(buffers_, after_);
+    for (const at::Tensor& buffer : buffers_)
+      facts_.dp_group.broadcast(buffer, 0, {.tag = "buffers"}).wait();
+  }
 
   // Handle over all ranks: of this rank's whole model, or of the parts that this rank owns.
   std::optional<Handle> copy_;
@@ -139,86 +212,6 @@ class ElasticStrategy : public TrainedModel {
   std::vector<at::Tensor> before_;   // values at the beginning of the step
   std::vector<at::Tensor> after_;    // values after slot 0, on the rank that computes it
 };
-
-Handle& ElasticStrategy::make_handle(const std::shared_ptr<torch::nn::Module>& module) {
-  Handle* handle = nullptr;
-  if (is_divided()) {
-    handle = &TrainedModel::make_handle(module);
-    slots_.emplace(options_.elastic_micro_batches, model_);
-  } else {
-    compose(module, mesh_.sub_mesh({std::string(tensor_axis)}));
-    handle = &copy_.emplace(HandleState::handle_of(std::make_shared<CopyState>(world_, model_)));
-    slots_.emplace(facts_.dp_group, options_.elastic_micro_batches, handle->parameters());
-  }
-  for (const Part& part : handle->state_parts())
-    if (part.kind == PartKind::buffer) buffers_.push_back(part.tensor);
-  return *handle;
-}
-
-// Each slot starts with the buffers from the beginning of the step, and the next step starts with
-// the buffers after slot 0. Otherwise, batch statistics would depend on the number of slots per
-// rank.
-void ElasticStrategy::begin_buffers() {
-  before_ = copies_of(buffers_);
-  after_.clear();
-}
-
-void ElasticStrategy::end_buffers() {
-  if (buffers_.empty()) return;
-  if (facts_.dp_group.is_root()) copy_into(buffers_, after_);
-  for (const at::Tensor& buffer : buffers_)
-    facts_.dp_group.broadcast(buffer, 0, {.tag = "buffers"}).wait();
-}
-
-double ElasticStrategy::backward_slot(const Batch& rows, double share, std::int64_t step,
-                                      std::int64_t slot, optim::GradScaler& scaler) {
-  copy_into(buffers_, before_);
-  const auto of_step = static_cast<std::int64_t>(stream_seed(options_.seed, step));
-  seed_generators(device(), seed_of_rank(of_step, static_cast<int>(slot)));
-  const auto loss = backward_part(rows, share, scaler).item<double>();
-  if (slot == 0) after_ = copies_of(buffers_);
-  return loss;
-}
-
-// Ranks that shard the model must call it equally often. This call makes up for a missing slot.
-void ElasticStrategy::pass_for_others(const Batch& rows, optim::GradScaler& scaler) {
-  copy_into(buffers_, before_);
-  static_cast<void>(backward_part(rows, 1, scaler));
-  slots_->drop();
-}
-
-at::Tensor ElasticStrategy::backward(const StepRows& rows_of_step, optim::GradScaler& scaler) {
-  const auto& [batch, of_all, step] = rows_of_step;
-  const std::int64_t slots = options_.elastic_micro_batches;
-  const std::vector<Batch> parts = micro_batches(batch, slots);
-  const bool is_mean = are_equal(parts, slots);
-  const auto rows = static_cast<double>(batch.data.size(0));
-  slots_->reset();
-  begin_buffers();
-  std::vector<double> losses;
-  const std::int64_t passes = is_divided() ? slots_->most() : slots_->end() - slots_->begin();
-  std::optional<NoSync> alone = model_.no_sync();
-  for (std::int64_t pass = 0; pass < passes; ++pass) {
-    const std::int64_t slot = slots_->begin() + pass;
-    const bool is_own = slot < slots_->end();
-    double loss = 0;
-    if (is_own && slot < std::ssize(parts)) {
-      const Batch& part = parts[static_cast<std::size_t>(slot)];
-      const double share = is_mean ? 1 : static_cast<double>(part.data.size(0)) / rows;
-      loss = backward_slot(part, share, step, slot, scaler);
-    } else if (is_divided()) {
-      pass_for_others(parts.front(), scaler);
-    }
-    if (!is_own) continue;
-    slots_->take(slot);
-    losses.push_back(loss);
-  }
-  alone.reset();
-  const double divisor = is_mean ? static_cast<double>(slots) : 1;
-  slots_->reduce(divisor);
-  end_buffers();
-  return at::scalar_tensor(tree_sum(slots_->gather(losses)) / divisor, at::kDouble);
-}
 
 }  // namespace
 

@@ -42,9 +42,14 @@ struct CollectivesLine {
   std::optional<double> bound;
 
   // Returns bytes of the tensor per second, at the median time; 0 for a barrier.
-  [[nodiscard]] double algorithm_bandwidth() const;
+  [[nodiscard]] double algorithm_bandwidth() const {
+    return seconds.p50 > 0 ? static_cast<double>(bytes) / seconds.p50 : 0;
+  }
+
   // Returns the algorithm bandwidth times bus_share().
-  [[nodiscard]] double bus_bandwidth() const;
+  [[nodiscard]] double bus_bandwidth() const {
+    return algorithm_bandwidth() * bus_share(op, ranks);
+  }
 };
 
 // Formats a time with three digits: "1.23 us".
@@ -94,14 +99,6 @@ void print_text(const CollectivesLine& line) {
            line.algorithm_bandwidth() / 1e9, line.bus_bandwidth() / 1e9);
   if (line.bound) print_to(stdout, "{:>8.0f} %", 100 * *line.bound / seconds.p50);
   print_to(stdout, "\n");
-}
-
-double CollectivesLine::algorithm_bandwidth() const {
-  return seconds.p50 > 0 ? static_cast<double>(bytes) / seconds.p50 : 0;
-}
-
-double CollectivesLine::bus_bandwidth() const {
-  return algorithm_bandwidth() * bus_share(op, ranks);
 }
 
 // `core_to_core` is in seconds; 0 with a single core.
