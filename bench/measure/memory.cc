@@ -1,9 +1,9 @@
 #include "measure/memory.h"
 
 #include "apps/bench/spread.h"
-#include "apps/bench/together.h"
 #include "base/format.h"
 #include "measure/step.h"
+#include "module/checks.h"
 #include "sys/failure_text.h"
 #include "sys/heap.h"
 #include "sys/process_info.h"
@@ -14,7 +14,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <numeric>
 #include <utility>
@@ -102,9 +101,10 @@ Row measured_row(const std::string& mode, const std::string& dtype, const Memory
   row.parameters = options.size.depth * (options.size.width + 1) * options.size.width;
   row.expected = expected_bytes(mode, dtype == "bfloat16" ? 2 : 4, world.size(), row.parameters);
   Measured own = measured_here(row, options, world);
-  std::array values{own.kept, own.units, own.peak_units, own.growth, own.idle_growth};
-  for (const auto& rank : apps::gathered(world, values))
-    row.ranks.push_back({rank[0], rank[1], rank[2], rank[3], rank[4]});
+  const auto all = modules::numbers_of_all(
+      world, {own.kept, own.units, own.peak_units, own.growth, own.idle_growth});
+  for (std::size_t i = 0; i < all.size(); i += 5)
+    row.ranks.push_back({all[i], all[i + 1], all[i + 2], all[i + 3], all[i + 4]});
   return row;
 }
 

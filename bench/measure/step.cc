@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/text.h"
 #include "matmul/matmul.h"
+#include "module/checks.h"
 #include "parallel/sharded/checks.h"
 
 #include <lockstep/base/deadline.h>
@@ -74,11 +75,9 @@ void run_rounds(std::vector<MeasuredMode>& modes, const StepOptions& options, co
   for (std::size_t round = 0; round < static_cast<std::size_t>(options.rounds); ++round)
     for (std::size_t i = 0; i < modes.size(); ++i)
       take_turn(world, modes[(i + round) % modes.size()], options.steps);
-  for (MeasuredMode& mode : modes) {
-    std::int64_t own[] = {mode.work->training().held_bytes()};
-    for (const auto& rank : apps::gathered(world, own))
-      mode.bytes = std::max(mode.bytes, rank.front());
-  }
+  for (MeasuredMode& mode : modes)
+    mode.bytes =
+        std::ranges::max(modules::numbers_of_all(world, {mode.work->training().held_bytes()}));
 }
 
 // Checks that modes have equal losses. Modes that train on one rank's batch and modes that train on

@@ -18,9 +18,6 @@
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/schedule.h>
 
-#include <ATen/ops/from_blob.h>
-
-#include <array>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -50,13 +47,6 @@ std::vector<MeshAxis> axes_of(const Handle& handle, int ranks) {
   std::vector<MeshAxis> axes = mesh->axes();
   std::erase_if(axes, [](const MeshAxis& axis) { return axis.size == 1; });
   return axes;
-}
-
-// Returns rank 0's `own` on all ranks.
-Sharding common_sharding(Group& group, const Sharding& own) {
-  std::array<std::int64_t, 2> numbers{own.files, own.bytes};
-  group.broadcast(at::from_blob(numbers.data(), {2}, at::kLong), 0, part_call).wait();
-  return {.files = static_cast<int>(numbers[0]), .bytes = numbers[1]};
 }
 
 void check_asked(const TrainingState& state, const SaveOptions& options) {
@@ -226,7 +216,9 @@ Content content_of(Group& group, const Handle& handle, const torch::optim::Optim
   content.name = broadcast_text(group, checkpoint_name(state.step));
   content.keep = options.keep;
   content.before_naming = options.before_naming;
-  const Sharding sharding = common_sharding(group, options.sharding);
+  const auto numbers =
+      numbers_of_all(group, {options.sharding.files, options.sharding.bytes}, part_call);
+  const Sharding sharding{.files = static_cast<int>(numbers[0]), .bytes = numbers[1]};  // rank 0's
   const auto add = [&](const char* name, std::vector<FilePart> parts, const Sharding& how,
                        const Metadata& metadata = {}) {
     PlannedTensors planned(group, std::move(parts), metadata, how);

@@ -289,8 +289,7 @@ class PartsWriter {
   void share_data_begin() {
     std::vector<std::int64_t> begins;
     for (const Shard& shard : shards_) begins.push_back(shard.data_begin);
-    group_.broadcast(at::from_blob(begins.data(), {std::ssize(begins)}, at::kLong), 0, part_call)
-        .wait();
+    begins = numbers_of_all(group_, begins, part_call);  // rank 0's come first
     for (std::size_t i = 0; i < shards_.size(); ++i) shards_[i].data_begin = begins[i];
   }
 
@@ -323,12 +322,8 @@ class PartsWriter {
     std::vector<std::int64_t> own;
     for (const Shard& shard : shards_)
       own.insert(own.end(), shard.checksums.begin(), shard.checksums.end());
-    auto count = static_cast<std::int64_t>(own.size());
-    if (count == 0) return;
-    std::vector<std::int64_t> all(group_.is_root() ? own.size() * group_.size() : 0);
-    at::Tensor to = group_.is_root() ? at::from_blob(all.data(), {group_.size() * count}, at::kLong)
-                                     : at::Tensor();
-    group_.gather(to, at::from_blob(own.data(), {count}, at::kLong), 0, part_call).wait();
+    if (own.empty()) return;
+    const std::vector<std::int64_t> all = numbers_of_all(group_, own, part_call);
     if (!group_.is_root()) return;
     std::size_t number = 0;
     for (Shard& shard : shards_)

@@ -10,6 +10,7 @@
 #include "checkpoint/model_parts.h"
 #include "checkpoint/optimizer_parts.h"
 #include "checkpoint/rank_tensors.h"
+#include "module/checks.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
 #include "sys/topology.h"
@@ -68,19 +69,6 @@ std::optional<FoundCommit> newest_whole_commit(const fs::path& folder) {
 constexpr CallOptions hosts_call{.tag = "hosts of commits"};
 constexpr CallOptions transfer_call{.tag = "transfer of a commit"};
 constexpr const char* received = "000000000000.received";  // sorts before all other generations
-
-// Returns the integers of each rank, in rank order.
-template <std::size_t count>
-std::vector<std::array<std::int64_t, count>> words_of_all(Group& group,
-                                                          std::array<std::int64_t, count> own) {
-  const auto words = static_cast<std::int64_t>(count);
-  std::vector<std::array<std::int64_t, count>> all(static_cast<std::size_t>(group.size()));
-  group
-      .all_gather(at::from_blob(all.data(), {group.size() * words}, at::kLong),
-                  at::from_blob(own.data(), {words}, at::kLong), hosts_call)
-      .wait();
-  return all;
-}
 
 struct SentFile {
   std::string name;
@@ -269,9 +257,9 @@ void Commits::plan(const Parts& parts) {
     files_.push_back(std::move(file));
   }
   generation_ = folder_ / generation_name(round_, generations_++);
-  auto bytes = static_cast<std::int64_t>(std::max(least_text_bytes, 2 * parts.text.size()));
-  local_.broadcast(at::from_blob(&bytes, {1}, at::kLong), 0, commit_call).wait();
-  text_bytes_ = static_cast<std::size_t>(bytes);
+  const auto bytes = static_cast<std::int64_t>(std::max(least_text_bytes, 2 * parts.text.size()));
+  text_bytes_ =
+      static_cast<std::size_t>(modules::numbers_of_all(local_, {bytes}, commit_call).front());
   run_on_all_or_fail(local_, [&] {
     if (!local_.is_root()) return;
     // The newest commit of an older generation stays until this generation has a whole one.
@@ -340,18 +328,18 @@ void Commits::remove() {
 HostCommits host_commits(Group& group, const fs::path& of_run) {
   const std::string name = sys::host_of_rank();
   const std::uint64_t host = fingerprint(name);
-  const std::array<std::int64_t, 2> own{static_cast<std::int64_t>(host), !of_run.empty()};
-  const auto all = words_of_all(group, own);
+  const auto all = modules::numbers_of_all(
+      group, {static_cast<std::int64_t>(host), !of_run.empty()}, hosts_call);
   HostCommits found{.ranks = group, .folder = of_run / formatted("{:016x}", host)};
   int first = group.size();  // lowest rank of this host
   for (int rank = group.size() - 1; rank >= 0; --rank) {
-    const auto& [its_host, has_folder] = all[static_cast<std::size_t>(rank)];
-    if (its_host != own[0]) {
+    const std::size_t place = 2 * static_cast<std::size_t>(rank);
+    if (static_cast<std::uint64_t>(all[place]) != host) {
       found.has_others = true;
       continue;
     }
     first = rank;
-    if (has_folder == 0) found.folder.clear();
+    if (all[place + 1] == 0) found.folder.clear();
   }
   if (found.has_others) found.ranks = group.split(first);
   return found;
@@ -360,10 +348,13 @@ HostCommits host_commits(Group& group, const fs::path& of_run) {
 fs::path newest_for_root(Group& group, const std::optional<FoundCommit>& own,
                          const fs::path& folder) {
   const CommitNumber number = own ? own->number : CommitNumber{};
-  const auto all = words_of_all(
-      group, std::array<std::int64_t, 3>{number.round, number.generation, number.number});
+  const auto numbers =
+      modules::numbers_of_all(group, {number.round, number.generation, number.number}, hosts_call);
+  std::vector<CommitNumber> all;
+  for (std::size_t i = 0; i < numbers.size(); i += 3)
+    all.push_back({numbers[i], numbers[i + 1], numbers[i + 2]});
   const auto newest = std::ranges::max_element(all);
-  if ((*newest)[0] < 0) return {};
+  if (newest->round < 0) return {};
   const int holder = static_cast<int>(newest - all.begin());
   std::string from;
   if (group.rank() == holder) from = (own->generation / buffer_name(own->buffer)).string();

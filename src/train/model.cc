@@ -4,6 +4,7 @@
 #include "base/environment.h"
 #include "base/format.h"
 #include "checkpoint/optimizer_state.h"
+#include "module/checks.h"
 #include "parallel/tensor/experts.h"
 #include "sys/failure_text.h"
 #include "train/device.h"
@@ -15,7 +16,6 @@
 #include <lockstep/parallel/join.h>
 #include <lockstep/plan/schedule.h>
 
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 
@@ -270,10 +270,9 @@ at::Tensor TrainedModel::next_logits(const at::Tensor& seen) {
   };
   (void)model_.evaluate({seen}, {seen}, keep);
   Group stages = mesh_[stages_axis];
-  at::Tensor size = at::tensor({logits.defined() ? logits.size(1) : 0}, at::kLong);
-  stages.all_reduce(size, Op::sum, {.tag = "tokens of a sample"}).wait();
-  if (!logits.defined())
-    logits = at::zeros({1, size.item<std::int64_t>()}, seen.options().dtype(at::kDouble));
+  const std::int64_t size = std::ranges::max(modules::numbers_of_all(
+      stages, {logits.defined() ? logits.size(1) : 0}, {.tag = "tokens of a sample"}));
+  if (!logits.defined()) logits = at::zeros({1, size}, seen.options().dtype(at::kDouble));
   stages.all_reduce(logits, Op::sum, {.tag = "logits of a sample"}).wait();
   return logits;
 }

@@ -264,9 +264,8 @@ std::int64_t Run::agree(double loss, std::int64_t rows) {
 }
 
 bool Run::signal_came() {
-  at::Tensor signal = at::tensor({interrupt_->signal()}, at::kInt);
-  world_.all_reduce(signal, Op::max, {.tag = "signal"}).wait();
-  signal_ = signal.item<int>();
+  signal_ = static_cast<int>(
+      std::ranges::max(modules::numbers_of_all(world_, {interrupt_->signal()}, {.tag = "signal"})));
   return signal_ != 0;
 }
 

@@ -5,6 +5,7 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "checkpoint/folders.h"
+#include "module/checks.h"
 #include "sys/files.h"
 #include "train/configuration.h"
 #include "train/device.h"
@@ -13,8 +14,6 @@
 
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/comm/run_on_all_or_fail.h>
-
-#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <limits>
@@ -200,8 +199,8 @@ void Run::restore(const checkpoint::TrainingState& state) {
 // Counts steps that were begun but are not in the state from which the round continues.
 void Run::count_lost_steps() {
   if (!has_round() || !in_.round->has_agent()) return;
-  std::int64_t begun = *in_.begun;
-  world_.all_reduce(at::from_blob(&begun, {1}, at::kLong), Op::max, {.tag = "steps begun"}).wait();
+  const std::int64_t begun =
+      std::ranges::max(modules::numbers_of_all(world_, {*in_.begun}, {.tag = "steps begun"}));
   numbers_[lost_steps] += static_cast<double>(std::max<std::int64_t>(0, begun - step_));
   *in_.begun = step_;
 }

@@ -1,5 +1,6 @@
 #include "base/check.h"
 #include "base/format.h"
+#include "module/checks.h"
 #include "parallel/handle_state.h"
 #include "parallel/server/meeting.h"
 #include "parallel/state_dict.h"
@@ -47,10 +48,9 @@ std::shared_ptr<parallel::WholeModuleState> parts_state(Group group, std::vector
 // Sends the run's length to the servers when the workers are ready. Collective over all ranks, from
 // rank 0.
 RunLength share_steps(Group& all, const RunLength& own) {
-  at::Tensor numbers = at::tensor({own.steps, own.steps_per_epoch}, at::kLong);
-  all.broadcast(numbers, 0, {.tag = "steps"}).wait();
-  const auto* values = numbers.const_data_ptr<std::int64_t>();
-  return {values[0], values[1]};
+  const auto numbers =
+      modules::numbers_of_all(all, {own.steps, own.steps_per_epoch}, {.tag = "steps"});
+  return {numbers[0], numbers[1]};
 }
 
 // If `failure` on rank 0 is not empty, throws CollectiveFailure with it on all ranks. Collective

@@ -5,7 +5,6 @@
 #include <lockstep/comm/group.h>
 
 #include <chrono>
-#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -13,10 +12,6 @@ namespace lockstep::apps {
 
 // Returns the element-wise maximum over ranks, on every rank. Collective.
 [[nodiscard]] std::vector<double> largest_of_ranks(Group world, std::span<const double> values);
-
-// Returns the values of all ranks; those of rank r are at [r]. Collective.
-[[nodiscard]] std::vector<std::vector<std::int64_t>> gathered(Group world,
-                                                              std::span<const std::int64_t> values);
 
 // Returns the seconds from the first rank's start of `work` to the last rank's end, by the clock
 // that the ranks of one host share. Collective.
