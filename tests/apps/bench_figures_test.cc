@@ -123,10 +123,10 @@ TEST(EvenBytes, DivideIntoEqualParts) {
   EXPECT_EQ(even_bytes(Collective::barrier, 4096, 3), 0);
 }
 
-TEST(Summary, SaysNothingOfTheTailOfFewCalls) {
+TEST(Spread, SaysNothingOfTheTailOfFewCalls) {
   std::vector<double> seconds(fewest_for_p99);
   std::iota(seconds.begin(), seconds.end(), 1.0);
-  Summary many = summary_of(seconds);
+  Spread many = spread_of(seconds);
   EXPECT_EQ(many.calls, fewest_for_p99);
   EXPECT_DOUBLE_EQ(many.min, 1);
   EXPECT_DOUBLE_EQ(many.p50, 100.5);
@@ -135,8 +135,8 @@ TEST(Summary, SaysNothingOfTheTailOfFewCalls) {
   ASSERT_TRUE(many.p99);
   EXPECT_NEAR(*many.p99, 198, 0.1);
   seconds.pop_back();
-  EXPECT_FALSE(summary_of(seconds).p99);
-  EXPECT_EQ(summary_of({}).calls, 0);
+  EXPECT_FALSE(spread_of(seconds).p99);
+  EXPECT_EQ(spread_of({}).calls, 0);
 }
 
 TEST(Spread, IsOfQuartiles) {

@@ -22,22 +22,15 @@ double quantile(std::span<const double> sorted, double share) {
 Spread spread_of(std::vector<double> values) {
   if (values.empty()) return {};
   std::ranges::sort(values);
-  return {values.front(), quantile(values, 0.25), quantile(values, 0.5), quantile(values, 0.75),
-          values.back()};
-}
-
-Summary summary_of(std::vector<double> seconds) {
-  if (seconds.empty()) return {};
-  std::ranges::sort(seconds);
-  Summary summary{.min = seconds.front(),
-                  .p50 = quantile(seconds, 0.5),
-                  .max = seconds.back(),
-                  .mean = std::accumulate(seconds.begin(), seconds.end(), 0.0) /
-                          static_cast<double>(seconds.size()),
-                  .p99 = std::nullopt,
-                  .calls = static_cast<int>(seconds.size())};
-  if (summary.calls >= fewest_for_p99) summary.p99 = quantile(seconds, 0.99);
-  return summary;
+  const auto calls = static_cast<int>(values.size());
+  return {.min = values.front(),
+          .p25 = quantile(values, 0.25),
+          .p50 = quantile(values, 0.5),
+          .p75 = quantile(values, 0.75),
+          .max = values.back(),
+          .mean = std::accumulate(values.begin(), values.end(), 0.0) / calls,
+          .p99 = calls >= fewest_for_p99 ? std::optional(quantile(values, 0.99)) : std::nullopt,
+          .calls = calls};
 }
 
 }  // namespace lockstep::apps

@@ -36,7 +36,7 @@ struct CollectivesLine {
   int ranks = 1;
   Memory memory = Memory::ordinary;
   std::string backend;
-  Summary seconds;
+  Spread seconds;
   // The shortest time in which the ranks read and wrote as many bytes as the operation must
   // (host_bounds.h). Only set if the tensors are larger than the caches.
   std::optional<double> bound;
@@ -70,7 +70,7 @@ nlohmann::ordered_json value_or_null(const std::optional<double>& value) {
 }
 
 void print_json(const CollectivesLine& line) {
-  const Summary& seconds = line.seconds;
+  const Spread& seconds = line.seconds;
   nlohmann::ordered_json object{{"bench", "collectives"},
                                 {"op", lockstep::name_of(line.op)},
                                 {"bytes", line.bytes},
@@ -90,7 +90,7 @@ void print_json(const CollectivesLine& line) {
 }
 
 void print_text(const CollectivesLine& line) {
-  const Summary& seconds = line.seconds;
+  const Spread& seconds = line.seconds;
   std::string size = line.op == Collective::barrier ? "-" : format_bytes(line.bytes);
   print_to(stdout, "{:<15}{:>9}  {:<12}{:<13}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>9.2f}{:>9.2f}",
            lockstep::name_of(line.op), size, name_of(line.memory), line.backend,
@@ -141,7 +141,7 @@ std::vector<double> slowest(const Group& world, MeasuredCalls& calls, int uncoun
 // Returns the number of calls that fill a turn. The first calls are slower, because they touch the
 // memory; if a call is short, more calls are needed to estimate its length.
 int calls_of_a_turn(const Group& world, MeasuredCalls& calls, double turn_seconds) {
-  auto length = [&](int count) { return summary_of(slowest(world, calls, 1, count)).mean; };
+  auto length = [&](int count) { return spread_of(slowest(world, calls, 1, count)).mean; };
   double call = length(2);
   if (call < 1e-2) call = length(20);
   if (call < 1e-4) call = length(200);
@@ -214,7 +214,7 @@ void measure_row(const CollectivesOptions& options, const Groups& groups, c10::D
                 .ranks = world.size(),
                 .memory = participant.calls.memory(),
                 .backend = std::string(participant.group.backend()),
-                .seconds = summary_of(std::move(participant.seconds)),
+                .seconds = spread_of(std::move(participant.seconds)),
                 .bound = bound},
                options.json);
 }
