@@ -292,14 +292,6 @@ void write_config(const std::filesystem::path& path, const Configuration& config
   sys::AtomicFile::write(path, text.str());
 }
 
-void in_file(const std::filesystem::path& file, const std::function<void()>& read) {
-  try {
-    read();
-  } catch (const BadInput& error) {
-    throw BadInput(formatted("{}: {}", file.string(), error.what()));
-  }
-}
-
 void check_same_model(const Configuration& configuration, const checkpoint::TrainingState& state) {
   auto compare = [&](const std::string& name, std::string_view after) {
     auto before = state.config.find(name);

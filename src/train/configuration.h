@@ -5,6 +5,8 @@
 // run.
 #pragma once
 
+#include "checkpoint/folders.h"
+
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/layout/mesh_layout.h>
@@ -104,8 +106,7 @@ struct CommandLine {
 
 // The description of a run in checkpoints and model files, and checks of a run against it.
 
-// Calls `read` and prepends the file's name to the message of a BadInput.
-void in_file(const std::filesystem::path& file, const std::function<void()>& read);
+using checkpoint::in_file;
 // Calls `read` and prepends "metadata: " to the message of a BadInput, unless it is there already.
 void in_metadata(const std::function<void()>& read);
 

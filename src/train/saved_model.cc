@@ -40,14 +40,6 @@ void check_size(const SavedModel& saved) {
       elements, saved.task->parameters());
 }
 
-// Sets a path of a task if the task has this setting.
-void set_path(Task& task, const std::string& name, const std::string& path) {
-  Settings own(task.name());
-  task.declare(own);
-  for (const Settings::Entry& entry : own.entries())
-    if (entry.name == name) return own.set(name, path);
-}
-
 SavedModel described_model(const fs::path& file, const fs::path& bpe) {
   checkpoint::Safetensors content = checkpoint::read_safetensors(file);
   SavedModel saved;
@@ -64,7 +56,7 @@ SavedModel described_model(const fs::path& file, const fs::path& bpe) {
     if (text == nullptr) return;
     std::string tables = bpe.string();
     if (tables.empty()) tables = paths_of_run(saved)["bpe"];
-    if (!bpe.empty() || sys::exists(tables)) set_path(*saved.task, "bpe", tables);
+    if (!bpe.empty() || sys::exists(tables)) configuration.settings().set("bpe", tables);
     saved.tokenizer = text->tokenizer();
   });
   return saved;
@@ -86,9 +78,8 @@ fs::path model_file(const fs::path& run) {
   if (!has_own) return *newest / file_name;
   // A resumed run has the model of its first end, and newer checkpoints.
   checkpoint::Metadata metadata = checkpoint::read_safetensors(own, {.tensors = false}).metadata;
-  std::string digits = newest->filename().string().substr(std::string_view("step-").size());
-  bool is_newest =
-      metadata.contains("step") && described_step(metadata) >= parse_integer(digits).value_or(0);
+  const bool is_newest =
+      metadata.contains("step") && described_step(metadata) >= checkpoint::step_of(*newest);
   return is_newest ? own : *newest / file_name;
 }
 

@@ -271,8 +271,7 @@ void check_strategy(const Options& options, int ranks) {
       options.strategy != StrategyKind::ps || options.sharding.compute_dtype != at::kHalf,
       "--strategy ps with --precision fp16: the servers do not know the scale of gradients: "
       "expected --precision bf16 or fp32");
-  const bool has_local_updates = options.local_sgd.period > 0 || options.diloco.inner_steps > 0;
-  check_input(!has_local_updates || options.sharding.compute_dtype != at::kHalf,
+  check_input(!has_local_updates(options) || options.sharding.compute_dtype != at::kHalf,
               "--local-sgd and --diloco with --precision fp16: each rank would scale its own loss, "
               "and a checkpoint keeps one scale: expected --precision bf16 or fp32");
   check_devices(options, ranks);
