@@ -4,6 +4,7 @@
 #include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/tensor_files.h"
 #include "checkpoint/torch_values.h"
@@ -76,16 +77,6 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_for(const checkpoint::TensorS
   return std::make_unique<SGD>(std::move(parameters), SGDOptions(0.1).momentum(0.9));
 }
 
-// Returns 100 for RUN/step-00000100; std::nullopt for another name.
-std::optional<std::int64_t> step_named(const fs::path& path) {
-  const std::string name = path.filename().string();
-  constexpr std::string_view prefix = "step-";
-  if (!name.starts_with(prefix)) return std::nullopt;
-  const std::optional<std::int64_t> step = parse_integer(name.substr(prefix.size()));
-  if (!step || checkpoint::checkpoint_name(*step) != name) return std::nullopt;
-  return step;
-}
-
 // Throws BadInput for names that a module cannot have, or for the state of an unsupported
 // optimizer, and errors of checkpoint::save().
 void save_step(const fs::path& path, const Source& source) {
@@ -110,7 +101,7 @@ void save_step(const fs::path& path, const Source& source) {
   }
   DistributedDataParallel handle(module, Group());
   checkpoint::TrainingState training = source.training.value_or(checkpoint::TrainingState());
-  training.step = step_named(path).value_or(0);
+  training.step = checkpoint::step_of(path.filename());
   fs::path run = path.parent_path();
   if (run.empty()) run = ".";
   checkpoint::Metadata description = source.metadata;
@@ -127,7 +118,7 @@ Target target_of(const fs::path& to) {
   const std::string ending = to.extension().string();
   if (ending == ".safetensors") return Target::safetensors;
   if (ending == ".pt" || ending == ".pth" || ending == ".bin") return Target::torch_file;
-  return step_named(to) ? Target::step : Target::folder;
+  return checkpoint::step_of(to.filename()) >= 0 ? Target::step : Target::folder;
 }
 
 Dict as_dict(const TensorSources& tensors) {
