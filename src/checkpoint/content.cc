@@ -230,8 +230,7 @@ Content content_of(Group& group, const Handle& handle, const torch::optim::Optim
   add(ignored_file, std::move(ignored), sharding);
   add(own_file, std::move(own), {.files = 1});
   add(random_file, random_parts(group.rank()), {.files = 1});
-  run_on_all_or_fail(group, [&] {
-    if (!group.is_root()) return;
+  run_on_root_or_fail(group, [&] {
     content.json.parts = parts_text(content.files.front().tensors.by_rank());
     (void)json_text(content.json);  // throws if the text is now too long
   });
@@ -239,28 +238,24 @@ Content content_of(Group& group, const Handle& handle, const torch::optim::Optim
 }
 
 void check_place(Group& group, const fs::path& out, const Content& content) {
-  run_on_all_or_fail(group, [&] {
-    if (group.is_root()) check_folder(out, out / content.name);
-  });
+  run_on_root_or_fail(group, [&] { check_folder(out, out / content.name); });
 }
 
 fs::path write_content(Group& group, const fs::path& out, Content& content) {
   fs::path folder = out / content.name;
-  std::string word;
   std::optional<PartialFolder> own;
-  run_on_all_or_fail(group, [&] {
-    if (!group.is_root()) return;
+  const std::string word = text_of_root(group, [&] {
     check_folder(out, folder);
     sys::make_directories(out);
     check_space(folder, bytes_of(content));
-    word = random_word();
-    own.emplace(out, folder, out / partial_name(content.name, word),
+    std::string drawn = random_word();
+    own.emplace(out, folder, out / partial_name(content.name, drawn),
                 static_cast<bool>(content.before_naming));
+    return drawn;
   });
-  const fs::path partial = out / partial_name(content.name, broadcast_text(group, std::move(word)));
+  const fs::path partial = out / partial_name(content.name, word);
   for (PlannedFile& file : content.files) write_parts(group, partial / file.name, file.tensors);
-  run_on_all_or_fail(group, [&] {
-    if (!group.is_root()) return;
+  run_on_root_or_fail(group, [&] {
     seal(content.json, partial);
     sys::AtomicFile::write(partial / layout_file, json_text(content.json));
     if (content.before_naming) content.before_naming();
@@ -285,27 +280,25 @@ void save_model(const fs::path& path, const Handle& handle, const ModelOptions& 
   PlannedTensors file(group, std::move(parts), options.metadata);
   const std::string name = path.filename().string();
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
-  std::string word;
   std::optional<SaveLock> lock;
-  run_on_all_or_fail(group, [&] {
-    if (!group.is_root()) return;
+  const std::string word = text_of_root(group, [&] {
     check(!name.empty(), "save_model: expected the name of a file, found {}", path.string());
     check_input(sys::is_folder(folder), "{}: expected a folder to save a model in, found none",
                 folder.string());
     lock.emplace(
         folder, name, [&](const std::string& found) { return found == name; },
         static_cast<bool>(options.before_naming));
-    word = random_word();
+    return random_word();
   });
-  const fs::path partial = folder / partial_name(name, broadcast_text(group, std::move(word)));
+  const fs::path partial = folder / partial_name(name, word);
   ScopeExit remove([&] {
     std::error_code nothing_more_to_do;
     if (group.is_root()) fs::remove(partial, nothing_more_to_do);
   });
   write_parts(group, partial, file);
-  run_on_all_or_fail(group, [&] {
-    if (group.is_root() && options.before_naming) options.before_naming();
-    if (group.is_root()) sys::rename_durably(partial, path);
+  run_on_root_or_fail(group, [&] {
+    if (options.before_naming) options.before_naming();
+    sys::rename_durably(partial, path);
     lock.reset();  // removed before other ranks look into the folder
   });
 }

@@ -21,6 +21,8 @@
 namespace lockstep::checkpoint {
 
 using modules::numbers_of_all;
+using modules::run_on_root_or_fail;
+using modules::text_of_root;
 using parallel::exchange_parts;
 using parallel::names_of;
 using parallel::names_of_all;

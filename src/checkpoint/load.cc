@@ -116,21 +116,17 @@ struct SeenJson {
   SeenFiles seen = SeenFiles::same;
 };
 
-SeenFiles seen_by_other(const fs::path& folder, const std::string& text_of_root) {
+SeenFiles seen_by_other(const fs::path& folder, const std::string& roots) {
   std::error_code error;
   if (!fs::exists(folder / layout_file, error) && !error) return SeenFiles::others;
   const std::string own = read_json_text(folder);
-  if (own == text_of_root) return SeenFiles::same;
+  if (own == roots) return SeenFiles::same;
   (void)parse_json_text(folder, own);  // throws for a damaged copy
   return SeenFiles::others;
 }
 
 SeenJson read_json(Group& group, const fs::path& folder) {
-  std::string text;
-  run_on_all_or_fail(group, [&] {
-    if (group.is_root()) text = read_json_text(folder);
-  });
-  text = broadcast_text(group, std::move(text));
+  const std::string text = text_of_root(group, [&] { return read_json_text(folder); });
   SeenJson found;
   run_on_all_or_fail(group, [&] {
     found.json = parse_json_text(folder, text);
@@ -154,15 +150,12 @@ struct Files {
 };
 
 Files open_files(Group& group, const fs::path& folder, const SeenJson& of) {
-  run_on_all_or_fail(group, [&] {
-    if (group.is_root()) check_sealed(of.json, folder);
-  });
+  run_on_root_or_fail(group, [&] { check_sealed(of.json, folder); });
   const auto reader = [&](const char* name) { return PartsReader(group, folder / name, of.seen); };
   Files files{reader(model_file), reader(optimizer_file), reader(random_file), {}, {}};
   if (has_file(of.json, ignored_file)) files.ignored.emplace(group, folder / ignored_file, of.seen);
   if (has_file(of.json, own_file)) files.own.emplace(group, folder / own_file, of.seen);
-  run_on_all_or_fail(group, [&] {
-    if (!group.is_root()) return;
+  run_on_root_or_fail(group, [&] {
     for (const PartsReader* opened : files.all()) check_noted(of.json, opened->files());
     check_random_states(files.random, of.json.state.ranks);
   });
@@ -215,12 +208,10 @@ std::optional<TrainingState> load_latest(const fs::path& out, Handle& handle,
                                          torch::optim::Optimizer& optimizer,
                                          const LoadOptions& options) {
   Group group = handle.group();
-  std::string name;
-  run_on_all_or_fail(group, [&] {
-    if (!group.is_root()) return;
-    if (std::optional<fs::path> newest = latest_checkpoint(out)) name = newest->filename().string();
+  const std::string name = text_of_root(group, [&] {
+    const std::optional<fs::path> newest = latest_checkpoint(out);
+    return newest ? newest->filename().string() : std::string();
   });
-  name = broadcast_text(group, std::move(name));
   if (name.empty()) return std::nullopt;
   return load(out / name, handle, optimizer, options);
 }

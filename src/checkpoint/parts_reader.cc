@@ -26,13 +26,10 @@ namespace lockstep::checkpoint {
 namespace fs = std::filesystem;
 
 PartsReader::PartsReader(Group& group, const fs::path& path, SeenFiles seen) : group_(group) {
-  std::string text;
-  run_on_all_or_fail(group_, [&] {
-    if (!group_.is_root()) return;
+  const std::string text = text_of_root(group_, [&] {
     static_cast<TensorFiles&>(*this) = opened(path);
-    text = description();
+    return description();
   });
-  text = broadcast_text(group_, std::move(text));
   run_on_all_or_fail(group_, [&] {
     if (group_.is_root()) return;
     static_cast<TensorFiles&>(*this) = described(path, text);

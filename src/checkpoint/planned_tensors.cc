@@ -434,9 +434,7 @@ void write_parts(Group& group, const std::filesystem::path& path, PlannedTensors
     if (error) std::rethrow_exception(error);
   });
   writer.gather_checksums();
-  run_on_all_or_fail(group, [&] {
-    if (group.is_root()) writer.write_headers();
-  });
+  run_on_root_or_fail(group, [&] { writer.write_headers(); });
 }
 
 }  // namespace lockstep::checkpoint

@@ -260,8 +260,7 @@ void Commits::plan(const Parts& parts) {
   const auto bytes = static_cast<std::int64_t>(std::max(least_text_bytes, 2 * parts.text.size()));
   text_bytes_ =
       static_cast<std::size_t>(modules::numbers_of_all(local_, {bytes}, commit_call).front());
-  run_on_all_or_fail(local_, [&] {
-    if (!local_.is_root()) return;
+  modules::run_on_root_or_fail(local_, [&] {
     // The newest commit of an older generation stays until this generation has a whole one.
     remove_but(folder_, newest_commit(folder_));
     sys::make_directories(generation_);
@@ -274,8 +273,7 @@ void Commits::plan(const Parts& parts) {
 
 void Commits::make_buffer(int buffer) {
   const fs::path folder = generation_ / buffer_name(buffer);
-  run_on_all_or_fail(local_, [&] {
-    if (!local_.is_root()) return;
+  modules::run_on_root_or_fail(local_, [&] {
     // All ranks arrive here after a whole commit, unless this is the first commit.
     if (number_ > 0) remove_before(folder_, generation_);
     make_files(buffer, folder);

@@ -11,6 +11,7 @@
 #include "elastic/goodput.h"
 #include "elastic/round_fence.h"
 #include "elastic/round_loop.h"
+#include "module/checks.h"
 #include "sys/files.h"
 
 #include <lockstep/checkpoint/training_state.h>
@@ -29,12 +30,11 @@ constexpr const char* loader_text = "elastic.loader";
 
 // Returns the newest checkpoint in `out` that rank 0 sees, or an empty path.
 fs::path newest_checkpoint(Group& group, const fs::path& out) {
-  std::string found;
-  run_on_all_or_fail(group, [&] {
-    if (!group.is_root() || out.empty()) return;
-    if (const auto newest = checkpoint::latest_checkpoint(out)) found = newest->string();
+  return modules::text_of_root(group, [&]() -> std::string {
+    if (out.empty()) return {};
+    const auto newest = checkpoint::latest_checkpoint(out);
+    return newest ? newest->string() : "";
   });
-  return broadcast_text(group, std::move(found));
 }
 
 void check_tensors(const checkpoint::PartsReader& file, const std::string& prefix,
@@ -116,8 +116,7 @@ struct ElasticState::State {
   void take_folder() {
     if (fence || !in_round().has_agent()) return;
     fence.emplace(options.out, in_round().of_run());
-    run_on_all_or_fail(in_round().group(), [&] {
-      if (!in_round().group().is_root()) return;
+    modules::run_on_root_or_fail(in_round().group(), [&] {
       sys::make_directories(options.out);
       fence->take();
     });

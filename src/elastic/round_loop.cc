@@ -6,6 +6,7 @@
 #include "base/scope_exit.h"
 #include "base/text.h"
 #include "comm/init/init.h"
+#include "module/checks.h"
 #include "parallel/handle_state.h"
 #include "rank_env/commit_folder.h"
 #include "rank_env/rank_ends.h"
@@ -243,11 +244,8 @@ void Round::commit(const CommitContent& content) {
 }
 
 std::string Round::flag(const std::string& name) {
-  std::string value;
-  run_on_all_or_fail(group_, [&] {
-    if (group_.is_root() && has_agent()) value = rounds_->flag(name).value_or("");
-  });
-  return broadcast_text(group_, std::move(value));
+  return modules::text_of_root(
+      group_, [&] { return has_agent() ? rounds_->flag(name).value_or("") : std::string(); });
 }
 
 void Round::set_flag(const std::string& name, const std::string& value) {

@@ -6,6 +6,7 @@
 #include "dispatch/lazy_storage.h"
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -84,6 +85,18 @@ std::vector<std::int64_t> numbers_of_all(Group group, std::vector<std::int64_t> 
                   at::from_blob(own.data(), {std::ssize(own)}, at::kLong), call, where)
       .wait();
   return all;
+}
+
+void run_on_root_or_fail(Group& group, const std::function<void()>& action) {
+  run_on_all_or_fail(group, [&] {
+    if (group.is_root()) action();
+  });
+}
+
+std::string text_of_root(Group& group, const std::function<std::string()>& make) {
+  std::string text;
+  run_on_root_or_fail(group, [&] { text = make(); });
+  return broadcast_text(group, std::move(text));
 }
 
 std::vector<std::string> lines_of(const ModuleTensors& tensors) {

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <source_location>
 #include <span>
@@ -27,6 +28,13 @@ namespace lockstep::modules {
 [[nodiscard]] std::vector<std::int64_t> numbers_of_all(
     Group group, std::vector<std::int64_t> own, const CallOptions& call = {},
     std::source_location where = std::source_location::current());
+
+// Collective. Runs `action` on rank 0; its error is thrown on all ranks, as run_on_all_or_fail().
+void run_on_root_or_fail(Group& group, const std::function<void()>& action);
+
+// Collective. Returns what `make` returns on rank 0, on all ranks. An error of `make` is thrown on
+// all ranks.
+[[nodiscard]] std::string text_of_root(Group& group, const std::function<std::string()>& make);
 
 // Returns one line per parameter and buffer: name, dtype, sizes, ties, whether it requires a
 // gradient, and the tensors that it shares memory with.

@@ -51,8 +51,7 @@ Run::Run(const Configuration& configuration, Group world, TrainedModel& model, c
   std::optional<checkpoint::TrainingState> state = shared_state();
   begin(state);
   if (state) restore(*state);
-  run_on_all_or_fail(world_, [&] {
-    if (!world_.is_root()) return;
+  modules::run_on_root_or_fail(world_, [&] {
     // Mark the folder before training starts, so that a restarted round finds it.
     folder_.open({.resumed_at = step_,
                   .repeats_row = left_out_,

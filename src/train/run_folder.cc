@@ -6,6 +6,7 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "checkpoint/folders.h"
+#include "module/checks.h"
 #include "rank_env/variables.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
@@ -243,15 +244,14 @@ void RunFolder::verify(Group& world, const fs::path& folder) const {
 
 // Empty if there is no such checkpoint.
 std::string RunFolder::newest_whole_before(Group& world, const fs::path& folder) const {
-  std::string names;  // one per line, newest first
-  run_on_all_or_fail(world, [&] {
-    if (!world.is_root()) return;
+  std::istringstream lines(modules::text_of_root(world, [&] {
+    std::string names;  // one per line, newest first
     for (const fs::path& other : checkpoint::list_checkpoints(path_)) {
       if (other == folder) break;
       names = other.filename().string() + "\n" + names;
     }
-  });
-  std::istringstream lines(broadcast_text(world, std::move(names)));
+    return names;
+  }));
   for (std::string name; std::getline(lines, name);) {
     try {
       checkpoint::verify(world, path_ / name);

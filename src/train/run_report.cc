@@ -3,6 +3,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "base/scope_exit.h"
+#include "module/checks.h"
 #include "sys/process.h"
 #include "train/configuration.h"
 #include "train/run.h"
@@ -25,13 +26,8 @@ void Run::report() {
              step_ % options_.log_every == 0 || step_ == steps_;
   if (due) pace_.read(world_, model_.bytes_held(), model_.device());
   const MetricsRow now = row();
-  if (due) {
-    (void)may_fail([&] {
-      run_on_all_or_fail(world_, [&] {
-        if (world_.is_root()) folder_.append(now);
-      });
-    });
-  }
+  if (due)
+    (void)may_fail([&] { modules::run_on_root_or_fail(world_, [&] { folder_.append(now); }); });
   if (!world_.is_root()) return;
   progress_.show(now);
   if (now.sample) progress_.say(formatted("sample at step {}:\n{}", step_, *now.sample));
@@ -76,9 +72,7 @@ Report Run::finish() {
   report.last_line = last_line();
   if (signal_ != 0) report.resume_command = command_to_go_on();
   if (world_.is_root()) say_end(report);
-  run_on_all_or_fail(world_, [&] {
-    if (world_.is_root()) folder_.write_result(report.last_line);
-  });
+  modules::run_on_root_or_fail(world_, [&] { folder_.write_result(report.last_line); });
   return report;
 }
 

@@ -17,7 +17,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <utility>
 
 namespace lockstep::train {
 namespace {
@@ -73,11 +72,9 @@ void Run::save() {
 
 // A repeated step would save an equal checkpoint.
 bool Run::is_saved_already() {
-  std::string there;
-  run_on_all_or_fail(world_, [&] {
-    if (world_.is_root() && sys::exists(checkpoint_folder(step_))) there = "yes";
-  });
-  return !broadcast_text(world_, std::move(there)).empty();
+  const std::string there = modules::text_of_root(
+      world_, [&] { return std::string(sys::exists(checkpoint_folder(step_)) ? "yes" : ""); });
+  return !there.empty();
 }
 
 void Run::commit() {
@@ -137,13 +134,10 @@ checkpoint::TrainingState Run::state() const {
 }
 
 std::optional<checkpoint::TrainingState> Run::shared_state() {
-  std::string folder;
-  run_on_all_or_fail(world_, [&] {
-    if (!world_.is_root()) return;
-    auto found = is_continued_ ? folder_.newest_checkpoint() : folder_.find_checkpoint();
-    if (found) folder = found->string();
+  const std::string folder = modules::text_of_root(world_, [&] {
+    const auto found = is_continued_ ? folder_.newest_checkpoint() : folder_.find_checkpoint();
+    return found ? found->string() : std::string();
   });
-  folder = broadcast_text(world_, std::move(folder));
   if (auto committed = committed_state(folder)) return committed;
   if (folder.empty()) return std::nullopt;
   folder_.verify(world_, folder);

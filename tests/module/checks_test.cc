@@ -1,5 +1,7 @@
 #include "module/checks.h"
 
+#include <lockstep/comm/run_on_all_or_fail.h>
+
 #include "parallel/support.h"
 
 namespace lockstep {
@@ -40,6 +42,19 @@ TEST_P(ModuleCheck, NamesTheFirstLineThatDiffersAndItsRank) {
     expect_contains(text({"a", "b"}, {"a"}), "rank 0 has nothing more; rank " + rank + " has b");
     expect_contains(text({}, {"a"}), "rank 0 has a; rank " + rank + " has nothing more");
     check_same_lines(group, Lines{"the group lives"});
+  });
+}
+
+TEST_P(ModuleCheck, TheRootActsForAllRanks) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
+    int calls = 0;
+    modules::run_on_root_or_fail(group, [&] { ++calls; });
+    EXPECT_EQ(calls, group.is_root() ? 1 : 0);
+    EXPECT_EQ(modules::text_of_root(group, [&] { return std::to_string(group.rank()); }), "0");
+    const auto fail = [&] {
+      return modules::text_of_root(group, []() -> std::string { throw BadInput("no file x"); });
+    };
+    expect_contains(message_of<CollectiveFailure>(fail), "no file x");
   });
 }
 

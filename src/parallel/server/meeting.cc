@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "comm/init/backends.h"
 #include "comm/init/run_store.h"
+#include "module/checks.h"
 #include "rank_env/rank_ends.h"
 #include "rank_env/rank_info.h"
 #include "sys/heap.h"
@@ -185,16 +186,14 @@ GroupMeeting meet_in_group(Group& group, int servers) {
         workers);
   const std::optional<std::string> other = another_host(group);
   GroupMeeting met;
-  std::string address, secret;
-  run_on_all_or_fail(group, [&] {
-    if (!group.is_root()) return;
+  std::string secret;
+  const std::string address = modules::text_of_root(group, [&] {
     secret = sys::hexadecimal(sys::random_bytes(32));
     const std::string host = other ? sys::address_towards(*other) : "127.0.0.1";
     met.store_server =
         std::make_unique<StoreServer>(StoreServerOptions{.host = host, .secret = secret});
-    address = "tcp://" + met.store_server->address();
+    return "tcp://" + met.store_server->address();
   });
-  address = broadcast_text(group, address);
   secret = broadcast_text(group, secret);
   met.place.is_server = group.rank() >= workers;
   met.place.number = met.place.is_server ? group.rank() - workers : group.rank();
