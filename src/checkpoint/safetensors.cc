@@ -68,8 +68,8 @@ TensorSources sources_of(const NamedTensors& tensors) {
   return sources;
 }
 
-void write_tensors(sys::AtomicFile& file, const TensorSources& tensors, const Metadata& metadata,
-                   SafetensorsWriting how) {
+SafetensorsHeader write_tensors(sys::AtomicFile& file, const TensorSources& tensors,
+                                const Metadata& metadata, SafetensorsWriting how) {
   std::vector<TensorSources::const_iterator> order = file_order(tensors);
   SafetensorsHeader header = describe(order, metadata);
   std::vector<std::uint32_t> checksums(order.size());
@@ -88,6 +88,7 @@ void write_tensors(sys::AtomicFile& file, const TensorSources& tensors, const Me
     text = format_header(header);
     file.write_at(sizeof length, std::as_bytes(std::span(text)));
   }
+  return header;
 }
 
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,

@@ -42,14 +42,6 @@ bool has_index(const fs::path& path) {
 
 bool has_tensors(const fs::path& path) { return sys::exists(path) || has_index(path); }
 
-std::string index_text(const WeightMap& map, std::uint64_t bytes) {
-  nlohmann::ordered_json files = nlohmann::ordered_json::object();
-  for (const auto& [name, file] : map) files[name] = file;
-  nlohmann::ordered_json index{{"metadata", {{"total_size", bytes}}}};
-  index["weight_map"] = std::move(files);
-  return index.dump(2) + "\n";
-}
-
 std::string index_text(std::span<const SafetensorsHeader> shards, std::span<const fs::path> paths) {
   std::uint64_t bytes = 0;
   WeightMap map;
@@ -58,7 +50,11 @@ std::string index_text(std::span<const SafetensorsHeader> shards, std::span<cons
       bytes += entry.end - entry.begin;
       map[entry.name] = paths[i].filename().string();
     }
-  return index_text(map, bytes);
+  nlohmann::ordered_json files = nlohmann::ordered_json::object();
+  for (const auto& [name, file] : map) files[name] = file;
+  nlohmann::ordered_json index{{"metadata", {{"total_size", bytes}}}};
+  index["weight_map"] = std::move(files);
+  return index.dump(2) + "\n";
 }
 
 WeightMap read_weight_map(const fs::path& index) {

@@ -12,7 +12,6 @@
 #include "checkpoint/safetensors_header.h"
 
 #include <cstddef>
-#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <span>
@@ -38,9 +37,7 @@ inline constexpr const char* index_end = ".index.json";
 // Maps each tensor to the name of a file beside the index.
 using WeightMap = std::map<std::string, std::string>;
 
-// Return the text of an index: for tensors with `bytes` bytes in total, or for files with these
-// headers.
-[[nodiscard]] std::string index_text(const WeightMap& map, std::uint64_t bytes);
+// Returns the text of an index for files with these headers.
 [[nodiscard]] std::string index_text(std::span<const SafetensorsHeader> shards,
                                      std::span<const std::filesystem::path> paths);
 

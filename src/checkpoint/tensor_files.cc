@@ -179,14 +179,10 @@ at::Tensor TensorFiles::read(const TensorEntry& entry, bool verify) const {
 
 namespace {
 
-struct WeightShard {
-  std::string name;
-  TensorSources tensors;
-};
-
-std::vector<WeightShard> divided_weights(const TensorSources& tensors, std::uint64_t shard_bytes) {
+std::vector<TensorSources> divided_weights(const TensorSources& tensors,
+                                           std::uint64_t shard_bytes) {
   check(shard_bytes > 0, "write_sharded_safetensors: shard_bytes must be positive, found 0");
-  std::vector<WeightShard> shards(1);
+  std::vector<TensorSources> shards(1);
   std::uint64_t bytes = 0;
   for (const auto& [name, tensor] : tensors) {
     if (bytes > 0 && bytes + tensor.bytes() > shard_bytes) {
@@ -194,22 +190,9 @@ std::vector<WeightShard> divided_weights(const TensorSources& tensors, std::uint
       bytes = 0;
     }
     bytes += tensor.bytes();
-    shards.back().tensors.emplace(name, tensor);
+    shards.back().emplace(name, tensor);
   }
-  const std::vector<fs::path> names = shard_paths(model_file, shards.size());
-  for (std::size_t i = 0; i < shards.size(); ++i) shards[i].name = names[i].string();
   return shards;
-}
-
-std::string index_of(const std::vector<WeightShard>& shards) {
-  WeightMap map;
-  std::uint64_t bytes = 0;
-  for (const WeightShard& shard : shards)
-    for (const auto& [name, tensor] : shard.tensors) {
-      map[name] = shard.name;
-      bytes += tensor.bytes();
-    }
-  return index_text(map, bytes);
 }
 
 // Throws SystemError for a folder that is not empty.
@@ -234,16 +217,19 @@ void remove_other_weights(const fs::path& folder, const std::set<std::string>& n
 void write_weight_folder(const fs::path& folder, const TensorSources& tensors,
                          const Metadata& metadata, ShardedWriting how,
                          const std::optional<std::string>& config) {
-  const std::vector<WeightShard> shards = divided_weights(tensors, how.shard_bytes);
+  const std::vector<TensorSources> shards = divided_weights(tensors, how.shard_bytes);
+  const std::vector<fs::path> paths = shard_paths(model_file, shards.size());
   sys::make_directories(folder);
   std::vector<std::pair<std::string, std::unique_ptr<sys::AtomicFile>>> files;
   auto add = [&](const std::string& name) -> sys::AtomicFile& {
     files.emplace_back(name, std::make_unique<sys::AtomicFile>(folder / name));
     return *files.back().second;
   };
-  for (const WeightShard& shard : shards)
-    write_tensors(add(shard.name), shard.tensors, metadata, {.checksums = how.checksums});
-  if (shards.size() > 1) add(index_file).write(index_of(shards));
+  std::vector<SafetensorsHeader> headers;
+  for (std::size_t i = 0; i < shards.size(); ++i)
+    headers.push_back(
+        write_tensors(add(paths[i].string()), shards[i], metadata, {.checksums = how.checksums}));
+  if (shards.size() > 1) add(index_file).write(index_text(headers, paths));
   if (config) add("config.json").write(*config);
   std::set<std::string> names;
   for (auto& [name, file] : files) {

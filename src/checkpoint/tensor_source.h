@@ -1,6 +1,8 @@
 // Tensors to write, of which only one at a time has its values in memory.
 #pragma once
 
+#include "checkpoint/safetensors_header.h"
+
 #include <lockstep/checkpoint/safetensors.h>
 
 #include <ATen/core/Tensor.h>
@@ -29,10 +31,10 @@ using TensorSources = std::map<std::string, TensorSource>;
 
 [[nodiscard]] TensorSources sources_of(const NamedTensors& tensors);
 
-// Writes the content of a safetensors file, which the caller commits. Throws as
-// write_safetensors().
-void write_tensors(sys::AtomicFile& file, const TensorSources& tensors, const Metadata& metadata,
-                   SafetensorsWriting how);
+// Writes the content of a safetensors file, which the caller commits, and returns its header.
+// Throws as write_safetensors().
+SafetensorsHeader write_tensors(sys::AtomicFile& file, const TensorSources& tensors,
+                                const Metadata& metadata, SafetensorsWriting how);
 
 // Tensors whose memory can be written to a file unchanged: dense, in host memory, and not one of
 // the lazy forms that LibTorch also calls contiguous: the conjugate or negative of the values in
