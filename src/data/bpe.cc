@@ -4,13 +4,13 @@
 #include "base/escaped.h"
 #include "base/fingerprint.h"
 #include "data/gpt2_words.h"
+#include "data/index_tensor.h"
 #include "data/utf8.h"
 #include "sys/bounded_json.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
 
-#include <ATen/ops/empty.h>
-#include <c10/util/ArrayRef.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <array>
@@ -415,20 +415,13 @@ at::Tensor Bpe::encode(std::string_view text, std::string_view source) const {
     if (word.size() <= longest_known && known.size() < most_known)
       known.emplace(word, std::move(own));
   }
-  at::Tensor tensor = at::empty({static_cast<std::int64_t>(tokens.size())}, at::kInt);
-  std::ranges::copy(tokens, tensor.data_ptr<std::int32_t>());
-  return tensor;
+  return at::tensor(tokens, at::kInt);
 }
 
 std::string Bpe::decode(const at::Tensor& tokens) const {
-  const at::Tensor all = tokens.to(at::kCPU, at::kLong).contiguous().view(-1);
   std::string text;
-  for (std::int64_t token :
-       c10::ArrayRef(all.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(all.numel()))) {
-    lockstep::check(token >= 0 && token < size(),
-                    "Bpe::decode: expected tokens from 0 to {}, found {}", size() - 1, token);
+  for (std::int64_t token : token_list("Bpe::decode", tokens, size()))
     text += tables_->bytes[static_cast<std::size_t>(token)];
-  }
   return text;
 }
 

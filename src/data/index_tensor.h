@@ -1,4 +1,4 @@
-// Converts the indices of a batch to a tensor for index_select.
+// Converts the indices of a batch to a tensor for index_select, and a tensor of tokens to a list.
 #pragma once
 
 #include "base/check.h"
@@ -7,7 +7,9 @@
 #include <ATen/ops/empty.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
+#include <vector>
 
 namespace lockstep::data {
 
@@ -22,6 +24,19 @@ namespace lockstep::data {
     *values++ = static_cast<std::int64_t>(index);
   }
   return tensor;
+}
+
+// Returns the tokens in order. Throws InvalidArgument if a token is not from 0 to `size` - 1; the
+// message begins with `who`.
+[[nodiscard]] inline std::vector<std::int64_t> token_list(const char* who, const at::Tensor& tokens,
+                                                          std::int64_t size) {
+  const at::Tensor all = tokens.to(at::kCPU, at::kLong).contiguous().view(-1);
+  const auto* first = all.const_data_ptr<std::int64_t>();
+  std::vector<std::int64_t> list(first, first + all.numel());
+  for (std::int64_t token : list)
+    check(token >= 0 && token < size, "{}: expected tokens from 0 to {}, found {}", who, size - 1,
+          token);
+  return list;
 }
 
 }  // namespace lockstep::data

@@ -3,12 +3,12 @@
 #include "base/check.h"
 #include "base/escaped.h"
 #include "base/text.h"
+#include "data/index_tensor.h"
 #include "data/utf8.h"
 
 #include <lockstep/base/error.h>
 
-#include <ATen/ops/empty.h>
-#include <c10/util/ArrayRef.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <set>
@@ -19,13 +19,6 @@ namespace {
 
 constexpr std::string_view bytes_text = "bytes";
 constexpr std::string_view characters_text = "characters:";
-
-template <class Token>
-at::Tensor to_tensor(const std::vector<Token>& tokens, at::ScalarType type) {
-  at::Tensor tensor = at::empty(static_cast<std::int64_t>(tokens.size()), type);
-  std::ranges::copy(tokens, static_cast<Token*>(tensor.data_ptr()));
-  return tensor;
-}
 
 template <class Token>
 std::vector<Token> tokens_of(std::string_view text, std::string_view source,
@@ -44,16 +37,6 @@ std::vector<Token> tokens_of(std::string_view text, std::string_view source,
     tokens.push_back(static_cast<Token>(token));
   });
   return tokens;
-}
-
-std::vector<std::int64_t> list_of(const char* who, const at::Tensor& tokens, std::int64_t size) {
-  const at::Tensor all = tokens.to(at::kCPU, at::kLong).contiguous().view(-1);
-  const auto* first = all.const_data_ptr<std::int64_t>();
-  std::vector<std::int64_t> list(first, first + all.numel());
-  for (std::int64_t token : list)
-    check(token >= 0 && token < size, "{}: expected tokens from 0 to {}, found {}", who, size - 1,
-          token);
-  return list;
 }
 
 }  // namespace
@@ -97,14 +80,14 @@ std::int64_t Vocabulary::size() const {
 }
 
 at::Tensor Vocabulary::encode(std::string_view text, std::string_view source) const {
-  if (is_bytes()) return to_tensor(std::vector<std::uint8_t>(text.begin(), text.end()), at::kByte);
-  if (size() <= 256) return to_tensor(tokens_of<std::uint8_t>(text, source, symbols_), at::kByte);
-  return to_tensor(tokens_of<std::int32_t>(text, source, symbols_), at::kInt);
+  if (is_bytes()) return at::tensor(std::vector<std::uint8_t>(text.begin(), text.end()), at::kByte);
+  if (size() <= 256) return at::tensor(tokens_of<std::uint8_t>(text, source, symbols_), at::kByte);
+  return at::tensor(tokens_of<std::int32_t>(text, source, symbols_), at::kInt);
 }
 
 std::string Vocabulary::decode(const at::Tensor& tokens) const {
   std::string text;
-  for (std::int64_t token : list_of("Vocabulary::decode", tokens, size()))
+  for (std::int64_t token : token_list("Vocabulary::decode", tokens, size()))
     text += is_bytes() ? std::string(1, static_cast<char>(token))
                        : to_utf8(symbols_[static_cast<std::size_t>(token)]);
   return text;
@@ -127,9 +110,7 @@ at::Tensor numbers_in(std::string_view text, std::string_view source, std::int64
     tokens.push_back(*token);
     begin = end;
   }
-  at::Tensor tensor = at::empty({static_cast<std::int64_t>(tokens.size())}, at::kLong);
-  std::ranges::copy(tokens, tensor.data_ptr<std::int64_t>());
-  return tensor;
+  return at::tensor(tokens, at::kLong);
 }
 
 }  // namespace
@@ -170,18 +151,14 @@ at::Tensor Tokenizer::encode(std::string_view text, std::string_view source) con
 
 std::string Tokenizer::decode(const at::Tensor& tokens) const {
   if (vocabulary_) return vocabulary_->decode(tokens);
-  const std::vector<std::int64_t> list = list_of("Tokenizer::decode", tokens, size_);
+  std::vector<std::int64_t> list = token_list("Tokenizer::decode", tokens, size_);
   std::string text;
   if (!bpe_) {
     for (std::int64_t token : list) text += formatted(" {}", token);
     return text;
   }
-  at::Tensor with_text = at::empty({static_cast<std::int64_t>(list.size())}, at::kLong);
-  auto* end =
-      std::ranges::copy_if(list, with_text.data_ptr<std::int64_t>(), [this](std::int64_t token) {
-        return token < bpe_->size();
-      }).out;
-  return bpe_->decode(with_text.narrow(0, 0, end - with_text.data_ptr<std::int64_t>()));
+  std::erase_if(list, [this](std::int64_t token) { return token >= bpe_->size(); });
+  return bpe_->decode(at::tensor(list, at::kLong));
 }
 
 }  // namespace lockstep::data
