@@ -1,5 +1,6 @@
 #include "data/idx.h"
 
+#include "base/check.h"
 #include "sys/plain_file.h"
 
 #include <lockstep/base/error.h>
@@ -10,7 +11,6 @@
 #include <array>
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <system_error>
@@ -81,28 +81,14 @@ using Magic = std::array<std::uint8_t, 4>;
 
 constexpr std::uint8_t byte_code = 0x08;
 
-std::string hexadecimal(std::span<const std::uint8_t> bytes) {
-  std::string text;
-  for (std::uint8_t byte : bytes) {
-    std::array<char, 4> digits{};
-    std::snprintf(digits.data(), digits.size(), text.empty() ? "%02x" : " %02x", byte);
-    text += digits.data();
-  }
-  return text.empty() ? "nothing" : text;
-}
-
-[[noreturn]] void refuse(const GzipReader& reader, const std::string& expected,
-                         const std::string& found) {
-  throw BadInput("reading " + reader.file().string() + ": expected " + expected + ", found " +
-                 found);
-}
+std::string hexadecimal(const Magic& bytes) { return listed(bytes, " ", "{:02x}"); }
 
 std::vector<std::int64_t> read_sizes(GzipReader& reader, std::size_t dims) {
   std::vector<std::uint8_t> bytes(dims * 4);
-  if (std::size_t found = reader.read(std::as_writable_bytes(std::span(bytes)));
-      found < bytes.size()) {
-    refuse(reader, c10::str(bytes.size(), " bytes of sizes after the first four"), c10::str(found));
-  }
+  const std::size_t found = reader.read(std::as_writable_bytes(std::span(bytes)));
+  check_input(found == bytes.size(),
+              "reading {}: expected {} bytes of sizes after the first four, found {}",
+              reader.file().string(), bytes.size(), found);
   std::vector<std::int64_t> sizes(dims);
   for (std::size_t i = 0; i < bytes.size(); ++i) sizes[i / 4] = sizes[i / 4] << 8 | bytes[i];
   return sizes;
@@ -113,9 +99,9 @@ std::int64_t byte_count(const GzipReader& reader, const std::vector<std::int64_t
   std::int64_t count = 1;
   for (std::int64_t size : sizes) {
     size = std::max<std::int64_t>(size, 1);  // check the other sizes even if one is 0
-    if (count > most / size) {
-      refuse(reader, "at most 4 TiB of elements", c10::str("sizes ", at::IntArrayRef(sizes)));
-    }
+    check_input(count <= most / size,
+                "reading {}: expected at most 4 TiB of elements, found sizes [{}]",
+                reader.file().string(), listed(sizes, ", "));
     count *= size;
   }
   return std::ranges::count(sizes, 0) > 0 ? 0 : count;
@@ -124,27 +110,28 @@ std::int64_t byte_count(const GzipReader& reader, const std::vector<std::int64_t
 std::vector<std::byte> read_elements(GzipReader& reader, std::int64_t expected) {
   std::vector<std::byte> bytes = reader.read_rest(static_cast<std::size_t>(expected) + 1);
   const std::int64_t found = std::ssize(bytes);
-  if (found != expected)
-    refuse(reader, c10::str(expected, " bytes of elements"),
-           found > expected ? "more" : c10::str(found, " (truncated)"));
+  check_input(found == expected, "reading {}: expected {} bytes of elements, found {}",
+              reader.file().string(), expected,
+              found > expected ? "more" : formatted("{} (truncated)", found));
   return bytes;
 }
 
 at::Tensor read(const std::filesystem::path& file, std::optional<Magic> expected,
                 const char* kind) {
   GzipReader reader(file);
+  const std::string name = file.string();
   Magic magic{};
-  if (std::size_t found = reader.read(std::as_writable_bytes(std::span(magic)));
-      found < magic.size()) {
-    refuse(reader, "an IDX file (four bytes or more)", c10::str(found, " bytes"));
-  }
-  if (magic[0] != 0 || magic[1] != 0 || magic[2] != byte_code || magic[3] == 0)
-    refuse(reader, "an IDX file of bytes (first bytes 00 00 08, the number of dims)",
-           hexadecimal(magic));
-  if (expected && magic != *expected) {
-    refuse(reader, c10::str("an IDX file of ", kind, " (first bytes ", hexadecimal(*expected), ")"),
-           hexadecimal(magic));
-  }
+  const std::size_t found = reader.read(std::as_writable_bytes(std::span(magic)));
+  check_input(found == magic.size(),
+              "reading {}: expected an IDX file (four bytes or more), found {} bytes", name, found);
+  check_input(magic[0] == 0 && magic[1] == 0 && magic[2] == byte_code && magic[3] != 0,
+              "reading {}: expected an IDX file of bytes (first bytes 00 00 08, the number of "
+              "dims), found {}",
+              name, hexadecimal(magic));
+  if (expected)
+    check_input(magic == *expected,
+                "reading {}: expected an IDX file of {} (first bytes {}), found {}", name, kind,
+                hexadecimal(*expected), hexadecimal(magic));
   const std::vector<std::int64_t> sizes = read_sizes(reader, magic[3]);
   const std::vector<std::byte> bytes = read_elements(reader, byte_count(reader, sizes));
   at::Tensor tensor = at::empty(sizes, at::kByte);

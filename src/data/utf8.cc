@@ -1,8 +1,6 @@
 #include "data/utf8.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 
 namespace lockstep::data {
 namespace {
@@ -21,11 +19,10 @@ std::string to_utf8(char32_t code_point) {
 }
 
 std::string described(char32_t code_point) {
-  std::array<char, 16> number{};
-  std::snprintf(number.data(), number.size(), "U+%04X", static_cast<unsigned>(code_point));
+  const std::string number = formatted("U+{:04X}", code_point);
   const bool prints =
       code_point > 0x20 && code_point != 0x7f && !(code_point >= 0x80 && code_point < 0xa0);
-  return prints ? "'" + to_utf8(code_point) + "' (" + number.data() + ")" : number.data();
+  return prints ? formatted("'{}' ({})", to_utf8(code_point), number) : number;
 }
 
 std::string position(std::string_view text, std::size_t offset) {
