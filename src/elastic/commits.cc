@@ -27,6 +27,7 @@
 #include <cstring>
 #include <exception>
 #include <iterator>
+#include <optional>
 #include <sstream>
 #include <system_error>
 #include <utility>
@@ -129,6 +130,66 @@ fs::path transferred(Group& group, int holder, const fs::path& from, const fs::p
   return broadcast_text(group, to.string());
 }
 
+// The ranks of a host commit into the host's memory on their own. The newest commit of any host is
+// sent to rank 0, which provides it to all ranks.
+struct HostCommits {
+  Group ranks;              // ranks of this host, in order
+  fs::path folder;          // below the run's folder; empty if a rank of this host has none
+  bool has_others = false;  // the group is on several hosts
+};
+
+// Collective. `of_run` is the run's folder on this rank's host; empty: none. Ranks with different
+// LOCKSTEP_HOST count as different hosts, as elsewhere.
+HostCommits host_commits(Group& group, const fs::path& of_run) {
+  const std::string name = sys::host_of_rank();
+  const std::uint64_t host = fingerprint(name);
+  const auto all = modules::numbers_of_all(
+      group, {static_cast<std::int64_t>(host), !of_run.empty()}, hosts_call);
+  HostCommits found{.ranks = group, .folder = of_run / formatted("{:016x}", host)};
+  int first = group.size();  // lowest rank of this host
+  for (int rank = group.size() - 1; rank >= 0; --rank) {
+    const std::size_t place = 2 * static_cast<std::size_t>(rank);
+    if (static_cast<std::uint64_t>(all[place]) != host) {
+      found.has_others = true;
+      continue;
+    }
+    first = rank;
+    if (all[place + 1] == 0) found.folder.clear();
+  }
+  if (found.has_others) found.ranks = group.split(first);
+  return found;
+}
+
+// Returns the folder of the newest commit of all hosts, where rank 0 can read it. Collective; for
+// each host, one rank passes the host's commit. If the commit is on another host, its files are
+// sent to rank 0, into a generation that is older than all others. Empty if there is no commit, or
+// if rank 0 cannot store it (a line says so).
+fs::path newest_for_root(Group& group, const std::optional<FoundCommit>& own,
+                         const fs::path& folder) {
+  const CommitNumber number = own ? own->number : CommitNumber{};
+  const auto numbers =
+      modules::numbers_of_all(group, {number.round, number.generation, number.number}, hosts_call);
+  std::vector<CommitNumber> all;
+  for (std::size_t i = 0; i < numbers.size(); i += 3)
+    all.push_back({numbers[i], numbers[i + 1], numbers[i + 2]});
+  const auto newest = std::ranges::max_element(all);
+  if (newest->round < 0) return {};
+  const int holder = static_cast<int>(newest - all.begin());
+  std::string from;
+  if (group.rank() == holder) from = (own->generation / buffer_name(own->buffer)).string();
+  if (holder == 0) return broadcast_text(group, std::move(from));
+  try {
+    return transferred(group, holder, from, folder);
+  } catch (const CollectiveFailure& failure) {
+    if (group.is_root())
+      log::warning(
+          "elastic: the state in the memory of another host cannot be taken over: {}; the run goes "
+          "back to its newest checkpoint",
+          failure.what());
+    return {};
+  }
+}
+
 }  // namespace
 
 struct Commits::Parts {
@@ -139,11 +200,12 @@ struct Commits::Parts {
 };
 
 Commits::Commits(Group group, const fs::path& folder, std::int64_t round)
-    : group_(std::move(group)),
-      host_(host_commits(group_, folder)),
-      local_(host_.ranks),
-      folder_(host_.folder),
-      round_(round) {}
+    : group_(std::move(group)), round_(round) {
+  HostCommits found = host_commits(group_, folder);
+  local_ = std::move(found.ranks);
+  folder_ = std::move(found.folder);
+  has_others_ = found.has_others;
+}
 
 fs::path Commits::newest() {
   std::optional<FoundCommit> own;
@@ -158,7 +220,7 @@ fs::path Commits::newest() {
 // If a host is lost, so are the states of its ranks; therefore each host keeps the states of all
 // ranks.
 at::Tensor Commits::random_states() {
-  if (!host_.has_others) return {};
+  if (!has_others_) return {};
   const at::Tensor own = checkpoint::own_random_state();
   at::Tensor all = at::empty({group_.size(), own.numel()}, own.options());
   group_.all_gather(all, own, commit_call).wait();
@@ -216,7 +278,7 @@ bool Commits::commit(const CommitContent& content, bool leaves) {
     run_on_all_or_fail(group_, [&] {
       if (error) std::rethrow_exception(error);
     });
-  if (host_.has_others && flags[3] != 0)
+  if (has_others_ && flags[3] != 0)
     keep_nothing("ranks on several hosts have tensors of their own (ignored ones)");
   if (are_kept()) keep(parts, flags[2] != 0);
   return flags[0] != 0;
@@ -321,52 +383,6 @@ void Commits::write(int buffer, Parts& parts) {
 void Commits::remove() {
   std::error_code nothing_more_to_do;
   if (are_kept() && local_.is_root()) fs::remove_all(folder_.parent_path(), nothing_more_to_do);
-}
-
-HostCommits host_commits(Group& group, const fs::path& of_run) {
-  const std::string name = sys::host_of_rank();
-  const std::uint64_t host = fingerprint(name);
-  const auto all = modules::numbers_of_all(
-      group, {static_cast<std::int64_t>(host), !of_run.empty()}, hosts_call);
-  HostCommits found{.ranks = group, .folder = of_run / formatted("{:016x}", host)};
-  int first = group.size();  // lowest rank of this host
-  for (int rank = group.size() - 1; rank >= 0; --rank) {
-    const std::size_t place = 2 * static_cast<std::size_t>(rank);
-    if (static_cast<std::uint64_t>(all[place]) != host) {
-      found.has_others = true;
-      continue;
-    }
-    first = rank;
-    if (all[place + 1] == 0) found.folder.clear();
-  }
-  if (found.has_others) found.ranks = group.split(first);
-  return found;
-}
-
-fs::path newest_for_root(Group& group, const std::optional<FoundCommit>& own,
-                         const fs::path& folder) {
-  const CommitNumber number = own ? own->number : CommitNumber{};
-  const auto numbers =
-      modules::numbers_of_all(group, {number.round, number.generation, number.number}, hosts_call);
-  std::vector<CommitNumber> all;
-  for (std::size_t i = 0; i < numbers.size(); i += 3)
-    all.push_back({numbers[i], numbers[i + 1], numbers[i + 2]});
-  const auto newest = std::ranges::max_element(all);
-  if (newest->round < 0) return {};
-  const int holder = static_cast<int>(newest - all.begin());
-  std::string from;
-  if (group.rank() == holder) from = (own->generation / buffer_name(own->buffer)).string();
-  if (holder == 0) return broadcast_text(group, std::move(from));
-  try {
-    return transferred(group, holder, from, folder);
-  } catch (const CollectiveFailure& failure) {
-    if (group.is_root())
-      log::warning(
-          "elastic: the state in the memory of another host cannot be taken over: {}; the run goes "
-          "back to its newest checkpoint",
-          failure.what());
-    return {};
-  }
 }
 
 }  // namespace lockstep

@@ -18,31 +18,10 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <vector>
 
 namespace lockstep {
-
-// The ranks of a host commit into the host's memory on their own. The newest commit of any host is
-// sent to rank 0, which provides it to all ranks.
-struct HostCommits {
-  Group ranks;                   // ranks of this host, in order
-  std::filesystem::path folder;  // below the run's folder; empty if a rank of this host has none
-  bool has_others = false;       // the group is on several hosts
-};
-
-// Collective. `of_run` is the run's folder on this rank's host; empty: none. Ranks with different
-// LOCKSTEP_HOST count as different hosts, as elsewhere.
-[[nodiscard]] HostCommits host_commits(Group& group, const std::filesystem::path& of_run);
-
-// Returns the folder of the newest commit of all hosts, where rank 0 can read it. Collective; for
-// each host, one rank passes the host's commit. If the commit is on another host, its files are
-// sent to rank 0, into a generation that is older than all others. Empty if there is no commit, or
-// if rank 0 cannot store it (a line says so).
-[[nodiscard]] std::filesystem::path newest_for_root(Group& group,
-                                                    const std::optional<FoundCommit>& own,
-                                                    const std::filesystem::path& folder);
 
 // The file of the program's own tensors, in addition to the files of a checkpoint.
 inline constexpr const char* program_file = "program.safetensors";
@@ -93,9 +72,9 @@ class Commits {
   void write(int buffer, Parts& parts);
 
   Group group_;
-  const HostCommits host_;
   Group local_;                   // the ranks of this host
   std::filesystem::path folder_;  // of this host; empty: nothing is kept
+  bool has_others_ = false;       // the group is on several hosts
   const std::int64_t round_;
   std::int64_t generations_ = 0;      // begun in this round
   std::filesystem::path generation_;  // the current one

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "base/scope_exit.h"
 #include "base/text.h"
 #include "comm/init/init.h"
@@ -13,6 +14,7 @@
 #include "rank_env/rank_info.h"
 #include "rank_env/variables.h"
 #include "sys/files.h"
+#include "sys/thread.h"
 
 #include <lockstep/comm/run_on_all_or_fail.h>
 
@@ -27,15 +29,112 @@
 #include <torch/optim/adamw.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <condition_variable>
 #include <exception>
 #include <filesystem>
 #include <limits>
+#include <optional>
 #include <sstream>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 namespace lockstep {
+
+// RoundWatch: a thread that reads from the store that the round has ended. If a worker was lost, it
+// aborts the group, so that no rank waits for the deadline of a collective. If the round ends
+// without a failure, the loop notices it at its next commit.
+class RoundWatch {
+ public:
+  // `ended` calls RoundClient::ended() on a copy of RoundClient that only this thread uses. Errors
+  // of the store are ignored, because training does not need it.
+  explicit RoundWatch(std::function<std::optional<std::string>()> ended)
+      : ended_(std::move(ended)), thread_("round watch", [this] { look_until_stopped(); }) {}
+  ~RoundWatch() {
+    {
+      Lock lock(mutex_);
+      is_stopped_ = true;
+      group_.reset();
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  RoundWatch(const RoundWatch&) = delete;
+  RoundWatch& operator=(const RoundWatch&) = delete;
+
+  // Sets the group to abort.
+  void watch(const Group& group) {
+    Lock lock(mutex_);
+    group_ = group;
+  }
+  // Sets a function that aborts the strategy's own groups with a reason: ranks of these groups may
+  // wait for live peers, while those peers wait for the lost rank. Called by the watch's thread.
+  void watch(std::function<void(std::string_view)> abort) {
+    Lock lock(mutex_);
+    abort_ = std::move(abort);
+  }
+  // Returns the reason why the round ended; empty while it continues.
+  [[nodiscard]] std::string end() const {
+    Lock lock(mutex_);
+    return end_;
+  }
+  [[nodiscard]] bool has_ended() const { return has_ended_.load(std::memory_order_acquire); }
+
+ private:
+  void look_until_stopped() {
+    constexpr auto between_questions = std::chrono::milliseconds(50);
+    constexpr auto after_an_error = std::chrono::seconds(1);
+    std::optional<std::string> end;
+    Duration pause = between_questions;
+    for (;;) {
+      {
+        Lock lock(mutex_);
+        changed_.wait_for(lock.native(), pause,
+                          [&]() LOCKSTEP_REQUIRES(mutex_) { return is_stopped_; });
+        if (is_stopped_) return;
+      }
+      try {
+        pause = between_questions;
+        end = ended_();
+      } catch (const Error&) {
+        pause = after_an_error;
+      }
+      if (!end) continue;
+      std::optional<Group> group;
+      std::function<void(std::string_view)> abort;
+      {
+        Lock lock(mutex_);
+        end_ = *end;
+        group = group_;
+        abort = abort_;
+      }
+      has_ended_.store(true, std::memory_order_release);
+      if (is_orderly(*end)) return;
+      if (!group) continue;  // not made yet: try again
+      const std::string reason = formatted("the round has ended: {}", *end);
+      try {
+        group->abort(reason);
+      } catch (const Error&) {
+        // The group is dead already.
+      }
+      if (abort) abort(reason);
+      return;
+    }
+  }
+
+  const std::function<std::optional<std::string>()> ended_;
+  mutable Mutex mutex_;
+  std::condition_variable changed_;
+  bool is_stopped_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::optional<Group> group_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::function<void(std::string_view)> abort_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::string end_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::atomic<bool> has_ended_{false};
+  sys::Thread thread_;
+};
+
 namespace {
 
 // Returns the agent's pid, also if wrapper processes lie between, or the parent's pid if the
@@ -214,9 +313,6 @@ std::optional<std::string> run_round(const LoopOptions& options, const RoundClie
   }
 }
 
-constexpr auto between_questions = std::chrono::milliseconds(50);
-constexpr auto after_an_error = std::chrono::seconds(1);
-
 }  // namespace
 
 Round::Round(Group group, const RoundClient* rounds, RoundWatch* watch, RoundTimes times)
@@ -292,73 +388,6 @@ bool run_rendezvous_rounds(const LoopOptions& options, const std::function<void(
     place = rounds->next(options.rejoin_timeout);
     if (!place) return false;
     times.placed();
-  }
-}
-
-RoundWatch::RoundWatch(std::function<std::optional<std::string>()> ended)
-    : ended_(std::move(ended)), thread_("round watch", [this] { look_until_stopped(); }) {}
-
-RoundWatch::~RoundWatch() {
-  {
-    Lock lock(mutex_);
-    is_stopped_ = true;
-    group_.reset();
-  }
-  changed_.notify_all();
-  thread_.join();
-}
-
-void RoundWatch::watch(const Group& group) {
-  Lock lock(mutex_);
-  group_ = group;
-}
-
-void RoundWatch::watch(std::function<void(std::string_view)> abort) {
-  Lock lock(mutex_);
-  abort_ = std::move(abort);
-}
-
-std::string RoundWatch::end() const {
-  Lock lock(mutex_);
-  return end_;
-}
-
-void RoundWatch::look_until_stopped() {
-  std::optional<std::string> end;
-  Duration pause = between_questions;
-  for (;;) {
-    {
-      Lock lock(mutex_);
-      changed_.wait_for(lock.native(), pause,
-                        [&]() LOCKSTEP_REQUIRES(mutex_) { return is_stopped_; });
-      if (is_stopped_) return;
-    }
-    try {
-      pause = between_questions;
-      end = ended_();
-    } catch (const Error&) {
-      pause = after_an_error;
-    }
-    if (!end) continue;
-    std::optional<Group> group;
-    std::function<void(std::string_view)> abort;
-    {
-      Lock lock(mutex_);
-      end_ = *end;
-      group = group_;
-      abort = abort_;
-    }
-    has_ended_.store(true, std::memory_order_release);
-    if (is_orderly(*end)) return;
-    if (!group) continue;  // not made yet: try again
-    const std::string reason = formatted("the round has ended: {}", *end);
-    try {
-      group->abort(reason);
-    } catch (const Error&) {
-      // The group is dead already.
-    }
-    if (abort) abort(reason);
-    return;
   }
 }
 

@@ -2,11 +2,9 @@
 #pragma once
 
 #include "base/format.h"
-#include "base/mutex.h"
 #include "elastic/commits.h"
 #include "elastic/round_client.h"
 #include "elastic/round_fence.h"
-#include "sys/thread.h"
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
@@ -14,15 +12,11 @@
 #include <lockstep/comm/init.h>
 #include <lockstep/parallel/handle.h>
 
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
-#include <string_view>
 
 namespace lockstep {
 
@@ -59,41 +53,6 @@ class RoundTimes {
   Clock::time_point lost_, left_, placed_, joined_, restored_;
 };
 
-// RoundWatch: a thread that reads from the store that the round has ended. If a worker was lost, it
-// aborts the group, so that no rank waits for the deadline of a collective. If the round ends
-// without a failure, the loop notices it at its next commit.
-class RoundWatch {
- public:
-  // `ended` calls RoundClient::ended() on a copy of RoundClient that only this thread uses. Errors
-  // of the store are ignored, because training does not need it.
-  explicit RoundWatch(std::function<std::optional<std::string>()> ended);
-  ~RoundWatch();
-  RoundWatch(const RoundWatch&) = delete;
-  RoundWatch& operator=(const RoundWatch&) = delete;
-
-  // Sets the group to abort.
-  void watch(const Group& group);
-  // Sets a function that aborts the strategy's own groups with a reason: ranks of these groups may
-  // wait for live peers, while those peers wait for the lost rank. Called by the watch's thread.
-  void watch(std::function<void(std::string_view)> abort);
-  // Returns the reason why the round ended; empty while it continues.
-  [[nodiscard]] std::string end() const;
-  [[nodiscard]] bool has_ended() const { return has_ended_.load(std::memory_order_acquire); }
-
- private:
-  void look_until_stopped();
-
-  const std::function<std::optional<std::string>()> ended_;
-  mutable Mutex mutex_;
-  std::condition_variable changed_;
-  bool is_stopped_ LOCKSTEP_GUARDED_BY(mutex_) = false;
-  std::optional<Group> group_ LOCKSTEP_GUARDED_BY(mutex_);
-  std::function<void(std::string_view)> abort_ LOCKSTEP_GUARDED_BY(mutex_);
-  std::string end_ LOCKSTEP_GUARDED_BY(mutex_);
-  std::atomic<bool> has_ended_{false};
-  sys::Thread thread_;
-};
-
 // Runs forward, backward and an update of a small model of common layers, so that threads, kernels
 // and dispatch tables exist. Local. Draws no random numbers.
 void warm_up();
@@ -102,6 +61,8 @@ void warm_up();
 class RoundEnded : public Error {
   using Error::Error;
 };
+
+class RoundWatch;
 
 // The round that the body of the loop sees.
 class Round {
