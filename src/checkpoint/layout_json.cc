@@ -185,12 +185,13 @@ std::map<std::string, double> numbers_in(const JsonFields& fields) {
 }
 
 // "0-2,5"
-std::string ranks_text(const std::vector<int>& ranks) {
+std::string ranks_text(const std::vector<PartsBySlice::Holder>& ranks) {
   std::string text;
   for (std::size_t first = 0, next = 0; first < ranks.size(); first = next) {
-    for (next = first + 1; next < ranks.size() && ranks[next] == ranks[next - 1] + 1;) ++next;
-    text += formatted("{}{}", text.empty() ? "" : ",", ranks[first]);
-    if (next - first > 1) text += formatted("-{}", ranks[next - 1]);
+    for (next = first + 1; next < ranks.size() && ranks[next].rank == ranks[next - 1].rank + 1;)
+      ++next;
+    text += formatted("{}{}", text.empty() ? "" : ",", ranks[first].rank);
+    if (next - first > 1) text += formatted("-{}", ranks[next - 1].rank);
   }
   return text;
 }
@@ -226,23 +227,14 @@ std::optional<double> number_in(const std::string& text) {
 
 std::map<std::string, std::vector<std::string>> parts_text(
     const std::vector<std::vector<Part>>& by_rank) {
-  struct Held {
-    std::vector<std::pair<const layout::TensorSlice*, std::vector<int>>> slices;
-    SliceNumbers numbers;
-  };
-  std::map<std::string, Held> held;
+  std::map<std::string, PartsBySlice> held;
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
-    for (const Part& part : by_rank[rank]) {
-      if (part.slice.numel() == 0) continue;
-      auto& [slices, numbers] = held[part.name];
-      const std::size_t number = numbers(part.slice);
-      if (number == slices.size()) slices.push_back({&part.slice, {}});
-      slices[number].second.push_back(static_cast<int>(rank));
-    }
+    for (const Part& part : by_rank[rank])
+      if (part.slice.numel() > 0) held[part.name].add(static_cast<int>(rank), part);
   std::map<std::string, std::vector<std::string>> texts;
   for (const auto& [name, of] : held)
-    for (const auto& [slice, ranks] : of.slices)
-      texts[name].push_back(formatted("{}: {}", ranks_text(ranks), slice_text(*slice)));
+    for (const auto& [part, holders] : of.all())
+      texts[name].push_back(formatted("{}: {}", ranks_text(holders), slice_text(part->slice)));
   return texts;
 }
 

@@ -84,33 +84,16 @@ at::Tensor host_tensor(const layout::Box& run, c10::ScalarType dtype) {
 
 constexpr std::int64_t of_any_length = std::numeric_limits<std::int64_t>::max();
 
-// The ranks that have one slice of a tensor, and the index of the slice among each rank's parts.
-struct SameParts {
-  const layout::TensorSlice* slice = nullptr;
-  std::vector<std::pair<std::size_t, std::size_t>> ranks;
-};
-
-struct AllParts {  // of one tensor
-  std::vector<SameParts> slices;
-  SliceNumbers numbers;
-};
-
-void add(AllParts& all, const layout::TensorSlice& slice, std::size_t rank, std::size_t part) {
-  const std::size_t number = all.numbers(slice);
-  if (number == all.slices.size()) all.slices.push_back({&slice, {}});
-  all.slices[number].ranks.emplace_back(rank, part);
-}
-
 // Returns true if the slices cover the tensor with each element exactly once.
-bool are_whole(const std::vector<SameParts>& slices, const std::vector<std::int64_t>& shape) {
+bool are_whole(const PartsBySlice& parts, const std::vector<std::int64_t>& shape) {
   std::int64_t elements = 0;
   std::vector<layout::TensorSlice> from;
-  for (const SameParts& parts : slices) {
-    elements += parts.slice->numel();
-    from.push_back(*parts.slice);
+  for (const PartsBySlice::Same& same : parts.all()) {
+    elements += same.part->slice.numel();
+    from.push_back(same.part->slice);
   }
   const layout::TensorSlice whole = layout::whole_slice(shape);
-  if (slices.empty() || elements != whole.numel()) return false;
+  if (from.empty() || elements != whole.numel()) return false;
   try {
     (void)layout::transfers(from, std::span(&whole, 1));
     return true;
@@ -299,17 +282,18 @@ PartsReader::SummedParts PartsReader::to_sum(const std::vector<std::vector<Part>
                     .own = std::vector<bool>(wanted[own].size()),
                     .shares = std::vector<std::uint32_t>(entries().size())};
   if (!sees()) return found;
-  std::vector<AllParts> all(entries().size());
+  std::vector<PartsBySlice> all(entries().size());
   for (std::size_t rank = 0; rank < wanted.size(); ++rank)
-    for (std::size_t i = 0; copies_[rank] == copies_[own] && i < wanted[rank].size(); ++i)
-      add(all[by_name().at(wanted[rank][i].name)], wanted[rank][i].slice, rank, i);
+    if (copies_[rank] == copies_[own])
+      for (const Part& part : wanted[rank])
+        all[by_name().at(part.name)].add(static_cast<int>(rank), part);
   for (std::size_t entry = 0; entry < entries().size(); ++entry) {
-    if (!has_checksum(entries()[entry]) || !are_whole(all[entry].slices, entries()[entry].shape))
-      continue;
+    if (!has_checksum(entries()[entry]) || !are_whole(all[entry], entries()[entry].shape)) continue;
     found.tensors[entry] = true;
-    for (const SameParts& parts : all[entry].slices) {
-      const auto& [rank, part] = parts.ranks[entry % parts.ranks.size()];
-      if (rank == own) found.own[part] = true;
+    for (const PartsBySlice::Same& same : all[entry].all()) {
+      const auto& [rank, part] = same.holders[entry % same.holders.size()];
+      if (rank == group_.rank())
+        found.own[static_cast<std::size_t>(part - wanted[own].data())] = true;
     }
   }
   return found;

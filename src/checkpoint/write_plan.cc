@@ -15,61 +15,48 @@ namespace {
 
 constexpr std::int64_t divided_from_bytes = std::int64_t{256} << 10;
 
-// The ranks that have one slice of a tensor.
-struct Copies {
-  const Part* part = nullptr;
-  std::vector<int> ranks;
-};
-
-struct PlannedTensor {
-  const Part* first = nullptr;
-  int first_rank = 0;
-  std::vector<Copies> slices;
-  SliceNumbers numbers;
-};
-
 c10::ScalarType dtype_of(const Part& part) { return part.tensor.scalar_type(); }
 
-void add(PlannedTensor& tensor, const Part& part, int rank) {
-  if (tensor.first == nullptr) {
-    tensor.first = &part;
-    tensor.first_rank = rank;
-  }
-  check(dtype_of(part) == dtype_of(*tensor.first) && part.slice.sizes == tensor.first->slice.sizes,
+const Part& first_of(const PartsBySlice& tensor) { return *tensor.all().front().part; }
+
+void add(PartsBySlice& tensor, const Part& part, int rank) {
+  tensor.add(rank, part);
+  const auto& [first_rank, first] = tensor.all().front().holders.front();
+  check(dtype_of(part) == dtype_of(*first) && part.slice.sizes == first->slice.sizes,
         "{} cannot be saved: rank {} has {} [{}] of it, rank {} has {} [{}]", escaped(part.name),
-        tensor.first_rank, c10::toString(dtype_of(*tensor.first)),
-        listed(tensor.first->slice.sizes, ", "), rank, c10::toString(dtype_of(part)),
-        listed(part.slice.sizes, ", "));
-  const std::size_t number = tensor.numbers(part.slice);
-  if (number == tensor.slices.size()) {
-    tensor.slices.push_back({&part, {rank}});
-  } else if (part.kind != PartKind::buffer) {
-    tensor.slices[number].ranks.push_back(rank);
-  }
+        first_rank, c10::toString(dtype_of(*first)), listed(first->slice.sizes, ", "), rank,
+        c10::toString(dtype_of(part)), listed(part.slice.sizes, ", "));
+}
+
+// Returns the ranks that may write the slice: of a buffer, only the lowest.
+std::vector<int> writers_of(const PartsBySlice::Same& same) {
+  std::vector<int> ranks;
+  for (const auto& [rank, part] : same.holders)
+    if (ranks.empty() || part->kind != PartKind::buffer) ranks.push_back(rank);
+  return ranks;
 }
 
 // Large elements first, so that each tensor begins at a multiple of its own element size; then by
 // name.
-std::vector<const PlannedTensor*> in_file_order(
-    const std::map<std::string, PlannedTensor>& tensors) {
-  std::vector<const PlannedTensor*> order;
+std::vector<const PartsBySlice*> in_file_order(const std::map<std::string, PartsBySlice>& tensors) {
+  std::vector<const PartsBySlice*> order;
   for (const auto& [name, tensor] : tensors) order.push_back(&tensor);
-  std::ranges::stable_sort(order, std::greater{}, [](const PlannedTensor* tensor) {
-    return c10::elementSize(dtype_of(*tensor->first));
+  std::ranges::stable_sort(order, std::greater{}, [](const PartsBySlice* tensor) {
+    return c10::elementSize(dtype_of(first_of(*tensor)));
   });
   return order;
 }
 
-std::int64_t bytes_of(const PlannedTensor& tensor) {
-  const Part& part = *tensor.first;
+std::int64_t bytes_of(const PartsBySlice& tensor) {
+  const Part& part = first_of(tensor);
   return layout::numel_of(part.slice.sizes) *
          static_cast<std::int64_t>(c10::elementSize(dtype_of(part)));
 }
 
-std::size_t count_of_shards(const std::vector<const PlannedTensor*>& tensors,
+std::size_t count_of_shards(const std::vector<const PartsBySlice*>& tensors,
                             const Sharding& sharding) {
   std::int64_t total = 0;
-  for (const PlannedTensor* tensor : tensors) total += bytes_of(*tensor);
+  for (const PartsBySlice* tensor : tensors) total += bytes_of(*tensor);
   const std::int64_t wanted =
       sharding.files > 0 ? sharding.files : (total + sharding.bytes - 1) / sharding.bytes;
   return static_cast<std::size_t>(
@@ -79,7 +66,7 @@ std::size_t count_of_shards(const std::vector<const PlannedTensor*>& tensors,
 // Returns the file number of each tensor. Assigns tensors in descending size, each to the file with
 // the fewest bytes; among equal files, to the file with the fewest tensors, so that no file stays
 // empty.
-std::vector<std::size_t> shards_of(const std::vector<const PlannedTensor*>& tensors,
+std::vector<std::size_t> shards_of(const std::vector<const PartsBySlice*>& tensors,
                                    const Sharding& sharding) {
   std::vector<std::pair<std::int64_t, std::size_t>> filled(count_of_shards(tensors, sharding));
   std::vector<std::size_t> order(tensors.size()), shards(tensors.size());
@@ -100,12 +87,12 @@ class Planner {
   Planner(WritePlan& plan, const std::vector<bool>& wanted)
       : plan_(plan), wanted_(wanted), bytes_(wanted.size()) {}
 
-  void add(const PlannedTensor& tensor, std::size_t shard) {
-    const Part& first = *tensor.first;
+  void add(const PartsBySlice& tensor, std::size_t shard) {
+    const Part& first = first_of(tensor);
     element_ = static_cast<std::int64_t>(c10::elementSize(dtype_of(first)));
     sources_.clear();
     holders_.clear();
-    for (const Copies& copies : tensor.slices) divide(copies);
+    for (const PartsBySlice::Same& same : tensor.all()) divide(same);
     const layout::TensorSlice whole = layout::whole_slice(first.slice.sizes);
     std::vector<layout::BoxTransfer> transfers;
     try {
@@ -124,18 +111,19 @@ class Planner {
   }
 
  private:
-  void divide(const Copies& copies) {
-    const layout::TensorSlice& slice = copies.part->slice;
+  void divide(const PartsBySlice::Same& same) {
+    const layout::TensorSlice& slice = same.part->slice;
+    const std::vector<int> writers = writers_of(same);
     std::int64_t count = slice.numel();
-    auto ranks = static_cast<std::int64_t>(copies.ranks.size());
+    auto ranks = static_cast<std::int64_t>(writers.size());
     if (count * element_ < divided_from_bytes || ranks == 1) {
       auto load = [&](int rank) { return bytes_[static_cast<std::size_t>(rank)]; };
-      return give(slice, slice.range, *std::ranges::min_element(copies.ranks, {}, load));
+      return give(slice, slice.range, *std::ranges::min_element(writers, {}, load));
     }
     for (std::int64_t i = 0; i < ranks; ++i)
       give(slice,
            {slice.range.begin + count * i / ranks, slice.range.begin + count * (i + 1) / ranks},
-           copies.ranks[static_cast<std::size_t>(i)]);
+           writers[static_cast<std::size_t>(i)]);
   }
 
   void give(layout::TensorSlice slice, layout::Range range, int rank) {
@@ -163,7 +151,7 @@ class Planner {
 
 WritePlan plan_writing(const std::vector<std::vector<Part>>& by_rank, const Metadata& metadata,
                        const std::vector<bool>& wanted, const Sharding& sharding) {
-  std::map<std::string, PlannedTensor> tensors;
+  std::map<std::string, PartsBySlice> tensors;
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
     for (const Part& part : by_rank[rank]) {
       (void)name_of(dtype_of(part));
@@ -171,7 +159,7 @@ WritePlan plan_writing(const std::vector<std::vector<Part>>& by_rank, const Meta
     }
   WritePlan plan;
   check_metadata(metadata);
-  const std::vector<const PlannedTensor*> order = in_file_order(tensors);
+  const std::vector<const PartsBySlice*> order = in_file_order(tensors);
   const std::vector<std::size_t> shards = shards_of(order, sharding);
   const std::size_t last = shards.empty() ? 0 : *std::ranges::max_element(shards);
   plan.shards.resize(last + 1, SafetensorsHeader{.entries = {}, .metadata = metadata});

@@ -49,16 +49,29 @@ struct WritePlan {
   return wanted;
 }
 
-// Finds equal slices of one tensor without pairwise comparison: 1,000 ranks may have as many slices
-// of each tensor.
-
-class SliceNumbers {
+// The parts that ranks have of one tensor. Finds parts with equal slices without pairwise
+// comparison: 1,000 ranks may have as many slices of each tensor.
+class PartsBySlice {
  public:
-  // Returns numbers from 0 in the order of first occurrence; equal slices have the same number. All
-  // slices must belong to the same tensor. `slice` must outlive this object.
-  std::size_t operator()(const layout::TensorSlice& slice) {
-    return numbers_.try_emplace(&slice, numbers_.size()).first->second;
+  struct Holder {
+    int rank = 0;
+    const Part* part = nullptr;
+  };
+  // The parts with one slice, in the order in which they were added.
+  struct Same {
+    const Part* part = nullptr;  // the first of them
+    std::vector<Holder> holders;
+  };
+
+  // All parts must belong to the same tensor. `part` must outlive this object.
+  void add(int rank, const Part& part) {
+    const auto [found, is_new] = numbers_.try_emplace(&part.slice, all_.size());
+    if (is_new) all_.push_back({&part, {}});
+    all_[found->second].holders.push_back({rank, &part});
   }
+
+  // Returns the slices in the order of first occurrence.
+  [[nodiscard]] const std::vector<Same>& all() const { return all_; }
 
  private:
   struct Less {
@@ -71,7 +84,8 @@ class SliceNumbers {
     }
   };
 
-  std::map<const layout::TensorSlice*, std::size_t, Less> numbers_;
+  std::vector<Same> all_;
+  std::map<const layout::TensorSlice*, std::size_t, Less> numbers_;  // indices in all_
 };
 
 }  // namespace lockstep::checkpoint
