@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "dispatch/lazy_storage.h"
 #include "elastic/slot_layout.h"
+#include "module/checks.h"
 #include "parallel/backward_hooks.h"
 #include "parallel/parallel_model.h"
 #include "parallel/sharded/lazy_gradients.h"
@@ -74,11 +75,7 @@ std::vector<std::vector<Range>> ranges_of_all(Group& group, const std::vector<Pa
   std::vector<std::int64_t> own;
   for (const Part& part : parts)
     own.insert(own.end(), {part.slice.range.begin, part.slice.range.end});
-  std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(group.size()));
-  group
-      .all_gather(at::from_blob(all.data(), {std::ssize(all)}, at::kLong),
-                  at::from_blob(own.data(), {std::ssize(own)}, at::kLong), slots_call)
-      .wait();
+  const auto all = modules::numbers_of_all(group, own, slots_call);
   std::vector<std::vector<Range>> ranges(static_cast<std::size_t>(group.size()));
   for (std::size_t i = 0; i < all.size(); i += 2)
     ranges[i / own.size()].push_back({all[i], all[i + 1]});

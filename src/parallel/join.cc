@@ -2,8 +2,7 @@
 
 #include "base/check.h"
 #include "base/scope_exit.h"
-
-#include <ATen/ops/empty.h>
+#include "module/checks.h"
 
 #include <algorithm>
 #include <utility>
@@ -84,11 +83,7 @@ class Join::State final : public JoinLink {
  private:
   // Exchanges the announcements of all ranks.
   JoinRound gather() {
-    at::Tensor own = at::empty({1}, at::kLong).fill_(said_);
-    at::Tensor all = at::empty({group_.size()}, at::kLong);
-    group_.all_gather(all, own, {.tag = "Join"}).wait();
-    codes_.assign(all.const_data_ptr<std::int64_t>(),
-                  all.const_data_ptr<std::int64_t>() + all.numel());
+    codes_ = modules::numbers_of_all(group_, {said_}, {.tag = "Join"});
     JoinRound ranks{.active = 0, .first_active = -1};
     for (int rank = 0; rank < group_.size(); ++rank) {
       if (codes_[static_cast<std::size_t>(rank)] == 0) continue;

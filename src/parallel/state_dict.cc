@@ -4,6 +4,7 @@
 #include "base/escaped.h"
 #include "base/format.h"
 #include "dispatch/lazy_storage.h"
+#include "module/checks.h"
 #include "module/tensors.h"
 #include "parallel/word_list.h"
 
@@ -152,12 +153,8 @@ constexpr std::int64_t most_words = std::int64_t{1} << 34;
 
 std::vector<std::vector<Part>> exchange_parts(Group& group, std::span<const Part> own) {
   std::vector<std::int64_t> words = encoded(own);
-  auto length = static_cast<std::int64_t>(words.size());
-  std::vector<std::int64_t> lengths(static_cast<std::size_t>(group.size()));
-  group
-      .all_gather(at::from_blob(lengths.data(), {group.size()}, at::kLong),
-                  at::from_blob(&length, {1}, at::kLong), {.tag = "exchange of parts"})
-      .wait();
+  const auto lengths =
+      modules::numbers_of_all(group, {std::ssize(words)}, {.tag = "exchange of parts"});
   for (const std::int64_t count : lengths)
     if (count < 1 || count > most_words / group.size())
       throw Mismatch(formatted("exchange of parts: expected 1 to {} words from a rank, found {}",
@@ -165,8 +162,8 @@ std::vector<std::vector<Part>> exchange_parts(Group& group, std::span<const Part
   std::vector<std::int64_t> all(
       static_cast<std::size_t>(std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0})));
   group
-      .all_gather(at::from_blob(all.data(), {static_cast<std::int64_t>(all.size())}, at::kLong),
-                  at::from_blob(words.data(), {length}, at::kLong), lengths,
+      .all_gather(at::from_blob(all.data(), {std::ssize(all)}, at::kLong),
+                  at::from_blob(words.data(), {std::ssize(words)}, at::kLong), lengths,
                   {.tag = "exchange of parts"})
       .wait();
   std::vector<std::vector<Part>> by_rank;

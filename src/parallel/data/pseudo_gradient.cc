@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/fingerprint.h"
+#include "module/checks.h"
 #include "sys/topology.h"
 
 #include <lockstep/comm/group.h>
@@ -10,7 +11,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -25,14 +25,12 @@ namespace lockstep::data_parallel {
 namespace {
 
 // Collective. Returns, for each rank, the first rank on the same host.
-[[nodiscard]] inline std::vector<int> first_ranks_of_hosts(Group group) {
+[[nodiscard]] inline std::vector<int> first_ranks_of_hosts(const Group& group) {
   const auto own = static_cast<std::int64_t>(fingerprint(sys::host_of_rank()));
-  const at::Tensor all = at::empty({group.size()}, at::kLong);
-  group.all_gather(all, at::full({1}, own, at::kLong), {.tag = "hosts"}).wait();
-  const auto* begin = all.const_data_ptr<std::int64_t>();
+  const auto all = modules::numbers_of_all(group, {own}, {.tag = "hosts"});
   std::vector<int> first;
-  for (int rank = 0; rank < group.size(); ++rank)
-    first.push_back(static_cast<int>(std::find(begin, begin + rank, begin[rank]) - begin));
+  for (const std::int64_t host : all)
+    first.push_back(static_cast<int>(std::ranges::find(all, host) - all.begin()));
   return first;
 }
 

@@ -3,13 +3,13 @@
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "dispatch/lazy_storage.h"
+#include "module/checks.h"
 
 #include <lockstep/dispatch/part.h>
 #include <lockstep/module/named_parameters.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <map>
@@ -83,22 +83,22 @@ bool Ties::is_of(const Tie& tie, const Part& part) {
 void Ties::take_parts(const std::vector<Part>& parameters, Group& group,
                       std::optional<Duration> timeout) {
   if (ties_.empty()) return;
-  const auto count = static_cast<std::int64_t>(ties_.size());
-  const at::Tensor own = at::zeros({count}, at::kLong);
+  std::vector<std::int64_t> own(ties_.size());
   for (std::size_t i = 0; i < ties_.size(); ++i) {
     Tie& tie = ties_[i];
     if (!tie.is_here) continue;
     std::ranges::copy_if(parameters, std::back_inserter(tie.parts),
                          [&](const Part& part) { return is_of(tie, part); });
-    own.mutable_data_ptr<std::int64_t>()[i] = fingerprint_of(tie.parts);
+    own[i] = fingerprint_of(tie.parts);
   }
-  const at::Tensor all = at::empty({count * group.size()}, at::kLong);
-  group.all_gather(all, own, {.tag = "parts of tied weights", .timeout = timeout}).wait();
-  const auto* numbers = all.const_data_ptr<std::int64_t>();
+  const auto all = modules::numbers_of_all(group, std::move(own),
+                                           {.tag = "parts of tied weights", .timeout = timeout});
+  const auto number_of = [&](int rank, std::size_t tie) {
+    return all[static_cast<std::size_t>(rank) * ties_.size() + tie];
+  };
   for (std::size_t i = 0; i < ties_.size(); ++i)
     for (const int other : ties_[i].others)
-      check(numbers[count * other + static_cast<std::int64_t>(i)] ==
-                numbers[count * ties_[i].owner + static_cast<std::int64_t>(i)],
+      check(number_of(other, i) == number_of(ties_[i].owner, i),
             "Pipeline: {} is tied to stages of other ranks: expected handles that divide it "
             "alike on ranks {} and {}, found others; make its module a unit of its own in both",
             ties_[i].name, ties_[i].owner, other);

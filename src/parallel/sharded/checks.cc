@@ -15,9 +15,7 @@
 #include <lockstep/dispatch/deferred_init.h>
 #include <lockstep/dispatch/part.h>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <exception>
@@ -242,14 +240,10 @@ std::int64_t bytes_needed(const std::vector<NamedParameter>& parameters,
 }
 
 void check_memory(const Group& group, std::int64_t needed, const CallOptions& call) {
-  at::Tensor own = at::tensor({this_place(), needed, sys::memory_size().available}, at::kLong);
-  at::Tensor all = at::empty({3 * group.size()}, at::kLong);
-  Group ranks = group;
-  ranks.all_gather(all, own, call).wait();
+  const auto all =
+      modules::numbers_of_all(group, {this_place(), needed, sys::memory_size().available}, call);
   std::vector<MemoryNeed> needs;
-  const auto* values = all.const_data_ptr<std::int64_t>();
-  for (int rank = 0; rank < group.size(); ++rank, values += 3)
-    needs.push_back({values[0], values[1], values[2]});
+  for (std::size_t i = 0; i < all.size(); i += 3) needs.push_back({all[i], all[i + 1], all[i + 2]});
   std::optional<MemoryNeed> shortage = first_shortage(needs);
   if (!shortage) return;
   auto ranks_there = std::ranges::count(needs, shortage->place, &MemoryNeed::place);

@@ -3,9 +3,8 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "dispatch/lazy_storage.h"
+#include "module/checks.h"
 #include "parallel/write_watch.h"
-
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <utility>
@@ -144,28 +143,25 @@ parallel::StepStatus UnitReducer::wait() {
 
 void UnitReducer::compare_writes(Group& group, const CallOptions& call) {
   const std::vector<Unsharder::Writes> writes = unsharder_.take_writes();
-  const auto units = static_cast<std::int64_t>(writes.size());
-  const at::Tensor own = at::empty({units, 2}, at::kLong);
-  for (std::int64_t u = 0; u < units; ++u) {
-    auto* numbers = own.mutable_data_ptr<std::int64_t>() + 2 * u;
-    numbers[0] = writes[static_cast<std::size_t>(u)].fingerprint;
-    numbers[1] = writes[static_cast<std::size_t>(u)].offset;
-  }
-  const at::Tensor all = at::empty({group.size(), units, 2}, own.options());
-  group.all_gather(all, own, call).wait();
-  for (std::int64_t u = 0; u < units; ++u)
+  std::vector<std::int64_t> own;
+  for (const auto& [print, offset] : writes) own.insert(own.end(), {print, offset});
+  const auto all = modules::numbers_of_all(group, std::move(own), call);
+  const auto write_of = [&](int rank, std::size_t u) -> Unsharder::Writes {
+    const std::size_t place = 2 * (static_cast<std::size_t>(rank) * writes.size() + u);
+    return {all[place], all[place + 1]};
+  };
+  for (std::size_t u = 0; u < writes.size(); ++u)
     for (int rank = 1; rank < group.size(); ++rank) {
-      const at::Tensor here = all[rank][u], of_root = all[0][u];
-      if (here[0].equal(of_root[0])) continue;
-      const at::Tensor& writer = here[0].item<std::int64_t>() != 0 ? here : of_root;
+      const Unsharder::Writes here = write_of(rank, u), of_root = write_of(0, u);
+      if (here.fingerprint == of_root.fingerprint) continue;
+      const Unsharder::Writes& writer = here.fingerprint != 0 ? here : of_root;
       const int number = static_cast<int>(u);
       throw parallel::ComparedMismatch(formatted(
           "{}: parameter {} of unit {} was written in place with other values on rank {} than on "
           "rank 0, as an embedding with max_norm does in forward(), and each shard would keep its "
           "own rank's; write it after the optimizer's step(), the same on all ranks "
           "(weight.renorm_(2, 0, max_norm) in place of max_norm)",
-          call.tag, unit(number).parameter_at(writer[1].item<std::int64_t>()), unit(number).name(),
-          rank));
+          call.tag, unit(number).parameter_at(writer.offset), unit(number).name(), rank));
     }
 }
 
