@@ -1,9 +1,8 @@
-// Composition: a model, a mesh and a plan that parallelize() has checked, and the steps of
-// parallelize().
+// Composition: a model, a mesh and a plan that parallelize() has checked, and its other steps.
 #pragma once
 
 #include "parallel/parallel_model.h"
-#include "parallel/pipeline/stages.h"
+#include "parallel/pipeline/pipeline_state.h"
 #include "parallel/tensor/experts.h"
 #include "parallel/tensor/tensor_state.h"
 
@@ -41,22 +40,8 @@ class Composition {
   Composition(std::shared_ptr<torch::nn::Module> model, const Mesh& mesh, ParallelPlan plan,
               ParallelOptions options);
 
-  // Applies activation checkpointing.
-  [[nodiscard]] std::shared_ptr<ParallelModelParts> parts() const;
-  // Collective. Compares, lists and ties the stages. Without pp, the model is one stage.
-  [[nodiscard]] std::unique_ptr<pipeline::PipelineStages> stages(
-      const ParallelModelParts& parts) const;
-  // Not collective. A stage with mixtures has two TensorParts, the second one for the experts; any
-  // other stage has one. Returns an empty list if each stage is on one rank, so that it needs no
-  // communication.
-  [[nodiscard]] std::vector<TensorParts> tensor_parts(
-      const std::shared_ptr<torch::nn::Module>& stage) const;
-  // Collective over the ranks of `tensors`. Shards the tensors, and makes replicas or shards of
-  // this rank's parts.
-  [[nodiscard]] Handle train(const TensorParts& tensors, ParallelModelParts& parts) const;
-  // Makes the model from stages that have handles.
-  [[nodiscard]] ParallelModel model(std::unique_ptr<pipeline::PipelineStages> stages,
-                                    std::shared_ptr<ParallelModelParts> parts) const;
+  // Collective. The rest of parallelize().
+  [[nodiscard]] ParallelModel model() const;
 
  private:
   [[nodiscard]] int size(const char* axis) const { return mesh_.size(axis); }
@@ -86,12 +71,28 @@ class Composition {
   void check_model() const;
   void cut_stages();
   void make_meshes();
+
+  // Applies activation checkpointing.
+  [[nodiscard]] std::shared_ptr<ParallelModelParts> make_parts() const;
+  // Collective. With pp: trains this rank's stages.
+  [[nodiscard]] Handle train_stages(ParallelModelParts& parts) const;
+  // Collective. Without pp: trains the model as one stage.
+  [[nodiscard]] Handle train_whole(ParallelModelParts& parts) const;
+  [[nodiscard]] StageForward whole_forward() const;
+  // Collective over the ranks of each set. Gives the sets their handles.
+  void train(std::vector<pipeline::StageSet>& sets, ParallelModelParts& parts) const;
+  // Not collective. A stage with mixtures has two TensorParts, the second one for the experts; any
+  // other stage has one. Returns an empty list if each stage is on one rank, so that it needs no
+  // communication.
+  [[nodiscard]] std::vector<TensorParts> tensor_parts(
+      const std::shared_ptr<torch::nn::Module>& stage) const;
+  // Collective over the ranks of `tensors`. Shards the tensors, and makes replicas or shards of
+  // this rank's parts.
+  [[nodiscard]] Handle train(const TensorParts& tensors, ParallelModelParts& parts) const;
   // Makes replicas or shards of a module on `ranks`, and adds them to `parts`.
   [[nodiscard]] Handle copies(const std::shared_ptr<torch::nn::Module>& module, const Mesh& ranks,
                               ParallelModelParts& parts) const;
   [[nodiscard]] Handle with_groups(Handle handle) const;
-  [[nodiscard]] ParallelModel with_groups_of_mesh(Handle handle,
-                                                  std::shared_ptr<ParallelModelParts> parts) const;
   [[nodiscard]] std::string text() const;
 
   std::shared_ptr<torch::nn::Module> model_;

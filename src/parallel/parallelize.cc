@@ -182,7 +182,7 @@ std::string Composition::text() const {
   return text;
 }
 
-std::shared_ptr<ParallelModelParts> Composition::parts() const {
+std::shared_ptr<ParallelModelParts> Composition::make_parts() const {
   auto parts = std::make_shared<ParallelModelParts>(
       ParallelModelParts{.mesh = mesh_,
                          .data = data_->group(),
@@ -201,12 +201,30 @@ std::shared_ptr<ParallelModelParts> Composition::parts() const {
   return parts;
 }
 
-std::unique_ptr<pipeline::PipelineStages> Composition::stages(
-    const ParallelModelParts& parts) const {
-  if (has("pp"))
-    return std::make_unique<pipeline::PipelineStages>(
-        parts.sequences ? parts.sequences->stages(stages_) : stages_, *schedule_, mesh_["pp"],
-        PipelineOptions());
+void Composition::train(std::vector<pipeline::StageSet>& sets, ParallelModelParts& parts) const {
+  for (pipeline::StageSet& set : sets)
+    for (const TensorParts& tensors : tensor_parts(set.module)) set.train(train(tensors, parts));
+  // Do this last: if construction fails, the module must not send tokens.
+  if (has_experts())
+    for (const pipeline::StageSet& set : sets)
+      tensor_parallel::exchange_tokens(*set.module, {*rows_, whole_rows_, tensors_}, parts.tokens);
+}
+
+Handle Composition::train_stages(ParallelModelParts& parts) const {
+  PipelineLoss loss = [step_loss = parts.step_loss](const Tensors& outputs,
+                                                    const Tensors& targets) {
+    return (*step_loss)(outputs, targets);
+  };
+  if (parts.sequences) loss = parts.sequences->loss(std::move(loss));
+  const auto state = std::make_shared<PipelineState>(
+      parts.sequences ? parts.sequences->stages(stages_) : stages_, *schedule_, mesh_["pp"],
+      std::move(loss), mesh_.group(), PipelineOptions());
+  train(state->sets(), parts);
+  state->finish();
+  return HandleState::handle_of(state);
+}
+
+StageForward Composition::whole_forward() const {
   StageForward forward = stages_.empty() ? plan_.forward : stages_.front().forward;
   if (!forward)
     forward = [](const Tensors& /*inputs*/) -> Tensors {
@@ -214,51 +232,31 @@ std::unique_ptr<pipeline::PipelineStages> Composition::stages(
           "step(): the model has no single forward() of tensors: set .pieces or .forward in "
           "parallel_plan(const Net&)");
     };
-  return std::make_unique<pipeline::PipelineStages>(Stage{"model", model_, std::move(forward)});
+  return forward;
 }
 
-// Ranks also wait for each other in the caller's groups, for example in logging between steps.
-ParallelModel Composition::with_groups_of_mesh(Handle handle,
-                                               std::shared_ptr<ParallelModelParts> parts) const {
+Handle Composition::train_whole(ParallelModelParts& parts) const {
+  parts.whole.emplace(Stage{"model", model_, whole_forward()});
+  std::vector<pipeline::StageSet> whole(1);
+  whole.front().module = model_;
+  train(whole, parts);
+  whole.front().finish();
+  return std::move(whole.front().handle);
+}
+
+ParallelModel Composition::model() const {
+  std::shared_ptr<ParallelModelParts> parts = make_parts();
+  Handle handle = has("pp") ? train_stages(*parts) : train_whole(*parts);
   HandleState& state = HandleState::of(handle);
+  // Ranks also wait for each other in the caller's groups, for example in logging between steps.
   state.aborts(mesh_);
   state.aborts(parts->data);
   return ParallelModel(std::move(handle), std::move(parts));
 }
 
-ParallelModel Composition::model(std::unique_ptr<pipeline::PipelineStages> stages,
-                                 std::shared_ptr<ParallelModelParts> parts) const {
-  // Do this last: if construction fails, the module must not send tokens.
-  if (has_experts())
-    for (const pipeline::StageSet& stage : stages->own())
-      tensor_parallel::exchange_tokens(*stage.module, {*rows_, whole_rows_, tensors_},
-                                       parts->tokens);
-  if (!has("pp")) {
-    pipeline::StageSet& whole = stages->own().front();
-    whole.finish();
-    parts->whole.emplace(std::move(stages->runs().at(0)));
-    return with_groups_of_mesh(std::move(whole.handle), std::move(parts));
-  }
-  PipelineLoss loss = [step_loss = parts->step_loss](const Tensors& outputs,
-                                                     const Tensors& targets) {
-    return (*step_loss)(outputs, targets);
-  };
-  if (parts->sequences) loss = parts->sequences->loss(std::move(loss));
-  return with_groups_of_mesh(
-      HandleState::handle_of(std::make_shared<PipelineState>(std::move(stages), std::move(loss),
-                                                             mesh_.group(), PipelineOptions())),
-      std::move(parts));
-}
-
 ParallelModel parallelize(std::shared_ptr<torch::nn::Module> model, const Mesh& mesh,
                           ParallelPlan plan, ParallelOptions options) {
-  const Composition composition(std::move(model), mesh, std::move(plan), std::move(options));
-  std::shared_ptr<ParallelModelParts> parts = composition.parts();
-  std::unique_ptr<pipeline::PipelineStages> stages = composition.stages(*parts);
-  for (pipeline::StageSet& stage : stages->own())
-    for (const TensorParts& tensors : composition.tensor_parts(stage.module))
-      stage.train(composition.train(tensors, *parts));
-  return composition.model(std::move(stages), std::move(parts));
+  return Composition(std::move(model), mesh, std::move(plan), std::move(options)).model();
 }
 
 }  // namespace lockstep

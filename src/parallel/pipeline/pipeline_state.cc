@@ -40,17 +40,17 @@ Directions directions_between(const std::vector<int>& ranks) {
   return directions;
 }
 
+std::shared_ptr<PipelineState> finished(std::shared_ptr<PipelineState> state) {
+  state->finish();
+  return state;
+}
+
 }  // namespace
 
-PipelineState::PipelineState(std::unique_ptr<pipeline::PipelineStages> stages, PipelineLoss loss,
-                             Group all, PipelineOptions options)
-    : CompositeState(std::move(all)),
-      stages_(std::move(stages)),
-      loss_(std::move(loss)),
-      options_(std::move(options)) {
+void PipelineState::finish() {
   check(loss_ != nullptr, "Pipeline: the loss must not be empty");
   aborts(group_);  // other pipelines wait in these groups, too
-  for (pipeline::StageSet& set : stages_->own()) {
+  for (pipeline::StageSet& set : sets_) {
     is_alone_ = is_alone_ && set.handles.empty();
     set.finish();
     add_child(set.handle);
@@ -58,18 +58,18 @@ PipelineState::PipelineState(std::unique_ptr<pipeline::PipelineStages> stages, P
   aborts(group());
   take_parameters();
   Directions directions = directions_between(ranks_);
-  ties_.add_directions(directions);
+  ties_->add_directions(directions);
   connect(group_, directions, options_.timeout);
 }
 
 void PipelineState::take_parameters() {
   std::vector<Part> all = CompositeState::named_parameters(), parameters;
-  ties_.take_parts(all, group_, options_.timeout);
+  ties_->take_parts(all, group_, options_.timeout);
   std::set<const at::TensorImpl*> had;
   for (Part& part : all)
-    if (had.insert(part.tensor.unsafeGetTensorImpl()).second && !ties_.is_elsewhere(part))
+    if (had.insert(part.tensor.unsafeGetTensorImpl()).second && !ties_->is_elsewhere(part))
       parameters.push_back(std::move(part));
-  parameters_.emplace(std::move(parameters), stages_->group());
+  parameters_.emplace(std::move(parameters), shared_group_);
 }
 
 c10::Device PipelineState::device() const {
@@ -113,12 +113,12 @@ PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& b
                                          Progress& now) {
   const bool trains = kind == StepKind::train;
   now.part = "the exchange of tied values";
-  ties_.send_values(group_, options_.timeout);
+  ties_->send_values(group_, options_.timeout);
   now.part = "the beginning of a step";
   if (trains) parameters_->take_gradients();
   Result result = execute(kind, batch, now);
   now = {.part = "the exchange of tied gradients"};
-  if (trains && requires_gradient_sync()) ties_.send_gradients(group_, options_.timeout);
+  if (trains && requires_gradient_sync()) ties_->send_gradients(group_, options_.timeout);
   now.part = "the end of a step";
   if (trains) parameters_->give_gradients();
   if (kind != StepKind::forward) result.loss = on_all_ranks(kind, result.loss);
@@ -138,10 +138,10 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
                             options_.timeout);
   pipeline::Execution execution(
       schedule, batch, kind, p2p,
-      {runs_, loss_, [this](const plan::Action& action) { stages_->before_backward(action); }});
-  if (trains) stages_->begin_step(actions, /*stays_local=*/!requires_gradient_sync());
+      {runs_, loss_, [this](const plan::Action& action) { before_backward(action); }});
+  if (trains) begin_step(actions, /*stays_local=*/!requires_gradient_sync());
   execution.run(actions, now.action);
-  stages_->end_step();
+  end_step();
   if (trains) {
     measured_ = execution.measured(stages());
     waited_ += measured_.seconds - measured_.busy;
@@ -157,7 +157,7 @@ void PipelineState::fail(const Progress& now, const char* what) noexcept {
   } catch (...) {
     abort("a pipeline failed");  // no memory for more
   }
-  stages_->end_step();
+  end_step();
   spec_cache_.clear();
   for (auto& [stage, run] : runs_) run.clear();
 }
@@ -202,7 +202,8 @@ at::Tensor PipelineState::sent_on_device(at::ScalarType dtype, const at::Tensor&
 
 void PipelineState::detach() {
   CompositeState::detach();
-  stages_->clear();
+  sets_.clear();
+  runs_.clear();
 }
 
 std::vector<Part> PipelineState::named_parameters() const { return parameters_->parts(); }
@@ -210,12 +211,12 @@ std::vector<Part> PipelineState::named_parameters() const { return parameters_->
 void PipelineState::zero_grad(bool set_to_none) {
   CompositeState::zero_grad(set_to_none);
   parameters_->zero_grad(set_to_none);
-  ties_.forget_gradients();
+  ties_->forget_gradients();
 }
 
 std::vector<Part> PipelineState::state_parts() {
   std::set<std::string> elsewhere;
-  for (const pipeline::StageEntry& entry : stages_->entries())
+  for (const pipeline::StageEntry& entry : entries_)
     if (ranks_[static_cast<std::size_t>(entry.stage)] != group_.rank())
       elsewhere.insert(entry.names.front());
   // A strategy may give several parts of one tensor. A buffer that stages on several ranks have is
@@ -229,7 +230,7 @@ std::vector<Part> PipelineState::state_parts() {
     const bool is_here = part.kind == PartKind::buffer || !elsewhere.contains(part.name);
     if (!is_here || !had.emplace(part.name, std::move(place)).second) continue;
     // Stages on other ranks may have other names for the tensor.
-    part.aliases = stages_->entry_named(part.name).names;
+    part.aliases = entries_[entry_named_.at(part.name)].names;
     std::erase(part.aliases, part.name);
     list.push_back(std::move(part));
   }
@@ -343,9 +344,8 @@ using pipeline::StepKind;
 
 Pipeline::Pipeline(const std::vector<Stage>& stages, const plan::Schedule& schedule, Group group,
                    PipelineLoss loss, Options options)
-    : Handle(std::make_shared<PipelineState>(
-          std::make_unique<pipeline::PipelineStages>(stages, schedule, group, options),
-          std::move(loss), group, options)) {}
+    : Handle(finished(std::make_shared<PipelineState>(stages, schedule, group, std::move(loss),
+                                                      group, options))) {}
 
 PipelineState& Pipeline::own() const { return static_cast<PipelineState&>(*state()); }
 

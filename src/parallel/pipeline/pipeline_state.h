@@ -1,19 +1,22 @@
-// PipelineState: the state of a Pipeline.
+// PipelineState: the state of a Pipeline, with this rank's sets of stages, which handles train.
 #pragma once
 
 #include "parallel/handle_state.h"
 #include "parallel/pipeline/execution.h"
-#include "parallel/pipeline/stages.h"
+#include "parallel/pipeline/stage_run.h"
+#include "parallel/pipeline/ties.h"
 #include "plan/walk.h"
 
 #include <lockstep/dispatch/part.h>
 #include <lockstep/parallel/handle.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
+#include <lockstep/plan/schedule.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -21,9 +24,36 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace lockstep::pipeline {
+
+// Stages of this rank that handles train together.
+//
+// Stages that share a weight form one set; every other stage is its own set. If two handles had the
+// same weight, each would average its gradient, and the first handle would do so before the other
+// stage's gradient is added.
+struct StageSet {
+  std::vector<int> stages;                    // in order
+  std::shared_ptr<torch::nn::Module> module;  // contains the tensors of all of them
+  std::vector<Handle> handles = {};           // of its tensors, until finish()
+  Handle handle = {};                         // combines all of them, after finish()
+  // During a step: keeps gradients local until the set's last backward.
+  std::optional<NoSync> unsynchronized = std::nullopt;
+  int to_come = 0;  // remaining backwards with gradients of weights
+
+  // Adds a handle that trains all tensors of the set, or some of them. Call before finish(). A set
+  // without a handle is trained by this rank alone.
+  void train(Handle one) { handles.push_back(std::move(one)); }
+  void finish();
+};
+
+// A tensor of the whole model, as in Python's state_dict().
+struct StageEntry {
+  std::vector<std::string> names;
+  int stage = 0;  // the first stage that has it
+};
 
 // OwnParameters: the parameters of this rank's stages as an optimizer sees them.
 //
@@ -72,10 +102,17 @@ namespace lockstep {
 
 class PipelineState final : public parallel::CompositeState {
  public:
-  // Collective over the pipeline: takes over stages that have handles. `all`: the ranks of all
-  // pipelines that these handles connect.
-  PipelineState(std::unique_ptr<pipeline::PipelineStages> stages, PipelineLoss loss, Group all,
-                PipelineOptions options);
+  // Made in two phases. This one checks, compares, lists and ties the stages, and changes nothing.
+  // Handles then train each set of sets(), and finish() takes them over. Collective over the
+  // pipeline. Throws InvalidArgument and Mismatch as Pipeline's constructor does. `all`: the ranks
+  // of all pipelines that these handles connect.
+  PipelineState(const std::vector<Stage>& stages, plan::Schedule schedule, Group group,
+                PipelineLoss loss, Group all, PipelineOptions options);
+
+  // This rank's sets, in the order of their first stages.
+  [[nodiscard]] std::vector<pipeline::StageSet>& sets() { return sets_; }
+  // Collective over the pipeline. Call it before any other function.
+  void finish();
 
   struct Result {
     at::Tensor loss;  // on every rank, unless only outputs are asked for
@@ -84,7 +121,7 @@ class PipelineState final : public parallel::CompositeState {
   // The loss is that of this pipeline's rows. `fewest_rows`: as in BatchView.
   Result run(pipeline::StepKind kind, const Tensors& inputs, const Tensors& targets,
              std::int64_t fewest_rows = std::numeric_limits<std::int64_t>::max());
-  [[nodiscard]] const std::vector<int>& stages() const { return stages_->own_stages(); }
+  [[nodiscard]] const std::vector<int>& stages() const { return own_stages_; }
   // The ranks that have the first and the last stage.
   [[nodiscard]] int first_rank() const { return ranks_.front(); }
   [[nodiscard]] int last_rank() const { return ranks_.back(); }
@@ -100,6 +137,10 @@ class PipelineState final : public parallel::CompositeState {
   [[nodiscard]] double seconds_waited() const override { return waited_; }
 
  private:
+  void check_arguments(const std::vector<Stage>& stages) const;
+  void check_ranks(const std::vector<Stage>& stages) const;
+  void list_entries(const std::vector<Stage>& stages);
+  void make_sets();
   void take_parameters();
   [[nodiscard]] std::uint64_t trained() const;
   // The action that a rank is executing, for messages.
@@ -110,19 +151,32 @@ class PipelineState final : public parallel::CompositeState {
   Result run(pipeline::StepKind kind, const pipeline::Batch& batch, Progress& now);
   Result execute(pipeline::StepKind kind, const pipeline::Batch& batch, Progress& now);
   void fail(const Progress& now, const char* what) noexcept;
+  // Returns true if the action adds to gradients of weights.
+  [[nodiscard]] bool adds_gradients(const plan::Action& action) const;
+  // Call around a training step with these actions. In between, gradients stay on this rank until
+  // the last backward of a set, which averages them unless `stays_local`.
+  void begin_step(const std::vector<plan::Action>& actions, bool stays_local);
+  void end_step();
+  // Call before each action that is a backward.
+  void before_backward(const plan::Action& action);
   [[nodiscard]] at::Tensor on_all_ranks(pipeline::StepKind kind, const at::Tensor& loss);
   [[nodiscard]] at::Tensor sent_on_device(at::ScalarType dtype, const at::Tensor& loss);
   [[nodiscard]] CallOptions call(const std::string& tag) const {
     return {.tag = tag, .timeout = options_.timeout};
   }
 
-  const std::unique_ptr<pipeline::PipelineStages> stages_;
-  const plan::Schedule& schedule_ = stages_->schedule();
+  const plan::Schedule schedule_;
+  const std::vector<int> ranks_;               // by stage
+  const std::shared_ptr<Group> shared_group_;  // parts refer to the group and keep it alive
+  Group& group_ = *shared_group_;
+  std::vector<int> own_stages_;
+  std::map<int, pipeline::StageRun> runs_;  // of own_stages_
+  std::vector<pipeline::StageEntry> entries_;
+  std::map<std::string, std::size_t> entry_named_;  // indices in entries_
+  std::optional<pipeline::Ties> ties_;
+  std::vector<pipeline::StageSet> sets_;
+  bool stays_local_ = false;
   const std::vector<plan::Action> order_ = plan::posting_order(schedule_);  // of training steps
-  const std::vector<int>& ranks_ = stages_->ranks();                        // of stages
-  Group& group_ = *stages_->group();
-  std::map<int, pipeline::StageRun>& runs_ = stages_->runs();
-  pipeline::Ties& ties_ = stages_->ties();
   const PipelineLoss loss_;
   const PipelineOptions options_;
   bool is_alone_ = true;  // no handle of a strategy trains a stage

@@ -1,21 +1,20 @@
-#include "parallel/pipeline/stages.h"
+// The stages of a pipeline: their checks and lists, and the sets that handles train.
+#include "parallel/pipeline/pipeline_state.h"
 
 #include "base/check.h"
 #include "base/fingerprint.h"
 #include "module/checks.h"
 #include "module/tensors.h"
-#include "parallel/handle_state.h"
 #include "parallel/pipeline/split.h"
 #include "parallel/state_dict.h"
 
 #include <lockstep/dispatch/deferred_init.h>
-#include <lockstep/plan/schedule.h>
 
 #include <algorithm>
 #include <set>
 #include <utility>
 
-namespace lockstep::pipeline {
+namespace lockstep {
 namespace {
 
 using TensorSet = std::set<const at::TensorImpl*>;
@@ -30,7 +29,7 @@ bool have_common(const TensorSet& one, const TensorSet& other) {
 }
 
 // One stage may connect sets that otherwise share no weight.
-std::vector<StagesOfSet> sets_of(const std::map<int, StageRun>& stages) {
+std::vector<StagesOfSet> sets_of(const std::map<int, pipeline::StageRun>& stages) {
   std::vector<StagesOfSet> sets;
   for (const auto& [stage, run] : stages) {
     StagesOfSet own{.stages = {stage}, .parameters = {}};
@@ -52,42 +51,39 @@ std::vector<StagesOfSet> sets_of(const std::map<int, StageRun>& stages) {
 
 }  // namespace
 
-PipelineStages::PipelineStages(Stage model) : group_(std::make_shared<Group>()), own_stages_({0}) {
-  runs_.emplace(0, StageRun(std::move(model)));
-  make_sets();
-}
-
-PipelineStages::PipelineStages(const std::vector<Stage>& stages, plan::Schedule schedule,
-                               Group group, const PipelineOptions& options)
-    : schedule_((plan::check_schedule(schedule), std::move(schedule))),
+PipelineState::PipelineState(const std::vector<Stage>& stages, plan::Schedule schedule, Group group,
+                             PipelineLoss loss, Group all, PipelineOptions options)
+    : CompositeState(std::move(all)),
+      schedule_((plan::check_schedule(schedule), std::move(schedule))),
       ranks_(plan::rank_of_stages(schedule_)),
-      group_(std::make_shared<Group>(std::move(group))) {
+      shared_group_(std::make_shared<Group>(std::move(group))),
+      loss_(std::move(loss)),
+      options_(std::move(options)) {
   check_arguments(stages);
-  check_ranks(stages, options);
+  check_ranks(stages);
   list_entries(stages);
-  ties_.emplace(stages, ranks_, group_->rank());
+  ties_.emplace(stages, ranks_, group_.rank());
   for (std::size_t i = 0; i < stages.size(); ++i) {
-    if (ranks_[i] != group_->rank()) continue;
+    if (ranks_[i] != group_.rank()) continue;
     own_stages_.push_back(static_cast<int>(i));
-    runs_.emplace(own_stages_.back(), StageRun(stages[i]));
+    runs_.emplace(own_stages_.back(), pipeline::StageRun(stages[i]));
   }
   make_sets();
 }
 
-void PipelineStages::check_arguments(const std::vector<Stage>& stages) const {
+void PipelineState::check_arguments(const std::vector<Stage>& stages) const {
   check(static_cast<int>(stages.size()) == schedule_.stages,
         "Pipeline: expected {} stages, as schedule {} has, found {}", schedule_.stages,
         schedule_.name, stages.size());
-  check(schedule_.rank_count() == group_->size(),
-        "Pipeline: expected a schedule of {} ranks, as group {} has, found {} of {}",
-        group_->size(), group_->name(), schedule_.name, schedule_.rank_count());
+  check(schedule_.rank_count() == group_.size(),
+        "Pipeline: expected a schedule of {} ranks, as group {} has, found {} of {}", group_.size(),
+        group_.name(), schedule_.name, schedule_.rank_count());
   for (const Stage& stage : stages)
     check(stage.module != nullptr && stage.forward != nullptr,
           "Pipeline: stage {}: expected a module and a function, found none", stage.name);
 }
 
-void PipelineStages::check_ranks(const std::vector<Stage>& stages,
-                                 const PipelineOptions& options) const {
+void PipelineState::check_ranks(const std::vector<Stage>& stages) const {
   std::vector<std::string> lines{
       formatted("schedule {}: {} stages, {} micro-batches, {:016x}", schedule_.name,
                 schedule_.stages, schedule_.micro_batches, fingerprint(schedule_text(schedule_)))};
@@ -98,11 +94,11 @@ void PipelineStages::check_ranks(const std::vector<Stage>& stages,
     parallel::check_not_sharded(tensors.parameters, "Pipeline");
     for (std::string& line : modules::lines_of(tensors)) lines.push_back(std::move(line));
   }
-  modules::check_same_lines(*group_, lines, {.tag = "Pipeline", .timeout = options.timeout});
+  modules::check_same_lines(group_, lines, {.tag = "Pipeline", .timeout = options_.timeout});
 }
 
 // A state dict can hold only one tensor of each name.
-void PipelineStages::list_entries(const std::vector<Stage>& stages) {
+void PipelineState::list_entries(const std::vector<Stage>& stages) {
   std::map<const at::TensorImpl*, std::size_t> places;
   for (std::size_t stage = 0; stage < stages.size(); ++stage)
     for (const NamedParameter& entry : modules::state_entries(*stages[stage].module)) {
@@ -121,17 +117,17 @@ void PipelineStages::list_entries(const std::vector<Stage>& stages) {
     }
 }
 
-void PipelineStages::make_sets() {
+void PipelineState::make_sets() {
   for (StagesOfSet& shared : sets_of(runs_)) {
-    StageSet& set = sets_.emplace_back();
+    pipeline::StageSet& set = sets_.emplace_back();
     set.stages = std::move(shared.stages);
     std::vector<std::shared_ptr<torch::nn::Module>> modules;
     for (const int stage : set.stages) modules.push_back(runs_.at(stage).stage().module);
-    set.module = modules.size() == 1 ? modules.front() : merged(modules);
+    set.module = modules.size() == 1 ? modules.front() : pipeline::merged(modules);
   }
 }
 
-void StageSet::finish() {
+void pipeline::StageSet::finish() {
   if (handles.empty())
     handles.push_back(
         HandleState::handle_of(std::make_shared<parallel::WholeModuleState>(*module)));
@@ -143,15 +139,15 @@ void StageSet::finish() {
 }
 
 // A stage whose weights are all frozen has no backward that adds gradients, and nothing to average.
-bool PipelineStages::adds_gradients(const plan::Action& action) const {
+bool PipelineState::adds_gradients(const plan::Action& action) const {
   const bool reaches_weights =
       action.compute == plan::Compute::backward || action.compute == plan::Compute::weight;
   return reaches_weights && runs_.at(action.stage).trains();
 }
 
-void PipelineStages::begin_step(const std::vector<plan::Action>& actions, bool stays_local) {
+void PipelineState::begin_step(const std::vector<plan::Action>& actions, bool stays_local) {
   stays_local_ = stays_local;
-  for (StageSet& set : sets_) {
+  for (pipeline::StageSet& set : sets_) {
     set.to_come = static_cast<int>(std::ranges::count_if(actions, [&](const plan::Action& action) {
       return std::ranges::binary_search(set.stages, action.stage) && adds_gradients(action);
     }));
@@ -159,15 +155,15 @@ void PipelineStages::begin_step(const std::vector<plan::Action>& actions, bool s
   }
 }
 
-void PipelineStages::end_step() {
-  for (StageSet& set : sets_) set.unsynchronized.reset();
+void PipelineState::end_step() {
+  for (pipeline::StageSet& set : sets_) set.unsynchronized.reset();
 }
 
-void PipelineStages::before_backward(const plan::Action& action) {
+void PipelineState::before_backward(const plan::Action& action) {
   if (!adds_gradients(action)) return;
-  for (StageSet& set : sets_)
+  for (pipeline::StageSet& set : sets_)
     if (std::ranges::binary_search(set.stages, action.stage) && --set.to_come == 0 && !stays_local_)
       set.unsynchronized.reset();
 }
 
-}  // namespace lockstep::pipeline
+}  // namespace lockstep
