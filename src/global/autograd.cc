@@ -4,200 +4,31 @@
 #include "dispatch/call.h"
 #include "dispatch/devices.h"
 #include "dispatch/key.h"
-#include "global/attention.h"
-#include "global/convert.h"
 #include "global/global_tensor.h"
+#include "global/mesh_context.h"
 
 #include <lockstep/global/tensor.h>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_scaled_dot_product_attention_math_native.h>
 #include <ATen/ops/cumprod_backward.h>
 #include <ATen/ops/cumprod_backward_native.h>
 #include <ATen/ops/diagonal_backward.h>
 #include <ATen/ops/nanquantile_native.h>
 #include <ATen/ops/one_hot_native.h>
 #include <ATen/ops/quantile_native.h>
-#include <c10/util/strides.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 namespace lockstep::global {
-namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
-
-// State that a function saves for its gradient.
-struct Origin : torch::CustomClassHolder {
-  Origin(Mesh mesh, SpecPtr spec) : mesh(std::move(mesh)), spec(std::move(spec)) {}
-  Mesh mesh;
-  SpecPtr spec;
-};
-
-void remember(AutogradContext* context, const Mesh& mesh, const SpecPtr& spec) {
-  context->saved_data["origin"] =
-      c10::IValue::make_capsule(c10::make_intrusive<Origin>(mesh, spec));
-}
-
-const Origin& origin_of(AutogradContext* context) {
-  return static_cast<const Origin&>(*context->saved_data.at("origin").toCapsule());
-}
-
-// Returns the placements of a tensor's gradient. The gradient of a Partial tensor is not Partial:
-// every rank has the whole gradient.
-PlacementList of_gradient(PlacementList placements) {
-  for (Placement& one : placements)
-    if (one.is_partial()) one = Replicate();
-  return placements;
-}
-
-// Returns a spec with row-major strides. The strides of `local` are not used, because they may
-// differ between ranks: a shard with one element in a dim has arbitrary strides there.
-SpecPtr with(const Spec& spec, const PlacementList& placements, const at::Tensor& local) {
-  return spec.context->spec(placements, spec.sizes, c10::contiguous_strides(spec.sizes),
-                            local.scalar_type(), local.device());
-}
-
-// Returns an alias: a write to either tensor bumps the version of both.
-at::Tensor alias_of(const at::Tensor& tensor) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  at::Tensor alias = tensor.alias();
-  if (!alias.is_inference() && !tensor.is_inference())
-    alias.unsafeGetTensorImpl()->set_version_counter(
-        tensor.unsafeGetTensorImpl()->version_counter());
-  return alias;
-}
-
-bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-  return a.has_storage() && b.has_storage() && a.is_alias_of(b);
-}
-
-// Returns the tensor with other placements, in its own memory.
-at::Tensor moved(const at::Tensor& tensor, const PlacementList& placements) {
-  GlobalTensor& global = *global_of(tensor);
-  check_is_fresh(global, "redistribute");
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  at::Tensor local = converted(global.local, *global.spec, placements);
-  if (same_memory(local, global.local) || !local.is_contiguous())
-    local = local.clone(at::MemoryFormat::Contiguous);
-  return wrap(local, with(*global.spec, placements, local), global.mesh);
-}
-
-struct Redistribute : Function<Redistribute> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor,
-                            const PlacementList& placements) {
-    GlobalTensor& global = *global_of(tensor);
-    remember(context, global.mesh, global.spec);
-    if (global.spec->placements == placements) return tensor.view_as(tensor);
-    return moved(tensor, placements);
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    PlacementList back = of_gradient(origin_of(context).spec->placements);
-    return {redistribute(gradients[0], {back.begin(), back.end()}), {}};
-  }
-};
-
-struct FromLocal : Function<FromLocal> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& local, const Mesh& mesh,
-                            const SpecPtr& spec) {
-    remember(context, mesh, spec);
-    at::Tensor tensor = wrap(alias_of(local), spec, mesh);
-    global_of(tensor)->share_with_plain();
-    return tensor;
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    PlacementList back = of_gradient(origin_of(context).spec->placements);
-    return {to_local(redistribute(gradients[0], {back.begin(), back.end()})), {}, {}};
-  }
-};
-
-struct ToLocal : Function<ToLocal> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor) {
-    GlobalTensor& global = *global_of(tensor);
-    remember(context, global.mesh, global.spec);
-    check_is_fresh(global, "local_tensor");
-    global.share_with_plain();
-    at::Tensor alias = alias_of(global.local);
-    if (!alias.is_inference() && !global.owner().local.is_inference())
-      alias.unsafeGetTensorImpl()->set_version_counter(
-          global.owner().local.unsafeGetTensorImpl()->version_counter());
-    return alias;
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const Origin& origin = origin_of(context);
-    return {from_local(gradients[0].contiguous(), origin.mesh,
-                       with(*origin.spec, of_gradient(origin.spec->placements), gradients[0]))};
-  }
-};
-
-// Returns the first rank's values.
-at::Tensor values_of_first(const at::Tensor& tensor, const Spec& spec) {
-  MeshContext& mesh_context = *spec.context;
-  at::Tensor whole = tensor.contiguous();
-  if (mesh_context.all().size() > 1 && whole.numel() > 0) {
-    if (whole.is_same(tensor) || same_memory(whole, tensor)) whole = whole.clone();
-    mesh_context.all().broadcast(whole, 0, {.tag = "distribute"}).wait();
-    std::lock_guard lock(mesh_context.traffic_mutex);
-    ++mesh_context.traffic.broadcasts;
-    if (!mesh_context.all().is_root())
-      mesh_context.traffic.bytes += static_cast<std::int64_t>(whole.nbytes());
-  }
-  return whole;
-}
-
-struct Distribute : Function<Distribute> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const Mesh& mesh,
-                            const PlacementList& placements) {
-    MeshContext& mesh_context = MeshContext::of(mesh);
-    SpecPtr all = mesh_context.spec(mesh_context.replicated(), tensor.sizes(),
-                                    c10::contiguous_strides(tensor.sizes()), tensor.scalar_type(),
-                                    tensor.device());
-    remember(context, mesh, all);
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    at::Tensor whole = values_of_first(tensor, *all);
-    at::Tensor part = converted(whole, *all, placements);
-    bool is_its_own = part.is_contiguous() && part.storage().nbytes() == part.nbytes();
-    if (!is_its_own || same_memory(part, tensor)) part = part.clone(at::MemoryFormat::Contiguous);
-    return wrap(part,
-                mesh_context.spec(placements, all->sizes, all->strides, all->dtype, all->device),
-                mesh);
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const PlacementList& all = origin_of(context).spec->placements;
-    return {to_local(redistribute(gradients[0], {all.begin(), all.end()})), {}, {}};
-  }
-};
-
-}  // namespace
-
-at::Tensor distributed(const at::Tensor& tensor, const Mesh& mesh,
-                       const PlacementList& placements) {
-  return Distribute::apply(tensor, mesh, placements);
-}
-
-at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const SpecPtr& spec) {
-  return FromLocal::apply(local, mesh, spec);
-}
-
-at::Tensor to_local(const at::Tensor& tensor) { return ToLocal::apply(tensor); }
-
-at::Tensor redistributed(const at::Tensor& tensor, const PlacementList& placements) {
-  return Redistribute::apply(tensor, placements);
-}
-
 namespace {
 
 // Gradient of max, min, median, sort and topk along a dim: the chosen elements get the gradient.
@@ -267,6 +98,73 @@ at::Tensor quantile_of_whole(const at::Tensor& values, Which which, Dim dim, boo
   return from_local(compute(local_tensor(redistribute(values, whole)), whole_of(which), dim,
                             keepdim, interpolation),
                     mesh, whole);
+}
+
+// Scaled dot-product attention of global tensors. If PlacementHints::heads_axis is set, it computes
+// attention by heads (DeepSpeed Ulysses: Jacobs et al., arXiv:2309.14509): queries, keys and values
+// that are sharded along the sequence are sharded along heads during attention. One all_to_all
+// converts each of them, and another one converts the result back. Backward has equally many.
+
+constexpr int heads_dim = 1, tokens_dim = 2;
+
+// Returns the tensor with heads sharded along the axis instead of tokens.
+at::Tensor with_heads(const at::Tensor& tensor, int axis, const char* what) {
+  const GlobalTensor* found = global_of(tensor);
+  if (found == nullptr) return tensor;
+  Placements to(found->spec->placements.begin(), found->spec->placements.end());
+  Placement& now = to[static_cast<std::size_t>(axis)];
+  if (!now.is_shard_of(tokens_dim)) return tensor;
+  const std::int64_t heads = found->local.size(heads_dim);
+  const int ranks = found->spec->context->place()[static_cast<std::size_t>(axis)].size;
+  check(heads % ranks == 0,
+        "context parallel: attention by heads (ulysses) needs a number of heads divisible by the "
+        "number of ranks, {}, found {} of {} on a rank; ring attention takes any",
+        ranks, heads, what);
+  now = Shard(heads_dim);
+  return redistribute(tensor, to);
+}
+
+int heads_axis_of(const at::Tensor& query) {
+  const GlobalTensor* found = query.dim() == 4 ? global_of(query) : nullptr;
+  if (found == nullptr) return -1;
+  const int axis = found->spec->context->hints.heads_axis;
+  if (axis < 0) return -1;
+  return found->spec->placements[static_cast<std::size_t>(axis)].is_shard_of(tokens_dim) ? axis
+                                                                                         : -1;
+}
+
+// Implements aten::scaled_dot_product_attention, also for plain tensors.
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
+                     std::optional<double> scale, bool is_grouped) {
+  const int axis = heads_axis_of(query);
+  if (axis < 0)
+    return at::native::scaled_dot_product_attention(query, key, value, mask, dropout, is_causal,
+                                                    scale, is_grouped);
+  const auto& placements = global_of(query)->spec->placements;
+  const Placements back(placements.begin(), placements.end());
+  const at::Tensor result = at::native::scaled_dot_product_attention(
+      with_heads(query, axis, "queries"), with_heads(key, axis, "keys"),
+      with_heads(value, axis, "values"), mask, dropout, is_causal, scale, is_grouped);
+  return redistribute(result, back);
+}
+
+// Implements aten::_scaled_dot_product_attention_math, which LibTorch uses where it has no fused
+// kernel. The causal mask of global tensors is global.
+std::tuple<at::Tensor, at::Tensor> attention_formula(const at::Tensor& query, const at::Tensor& key,
+                                                     const at::Tensor& value,
+                                                     const std::optional<at::Tensor>& mask,
+                                                     double dropout, bool is_causal,
+                                                     const std::optional<at::Tensor>& dropout_mask,
+                                                     std::optional<double> scale, bool is_grouped) {
+  std::optional<at::Tensor> bias = mask;
+  if (is_causal && !mask && is_global(query)) {  // LibTorch refuses a mask beside is_causal
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    bias = query.new_full({query.size(-2), key.size(-2)}, -infinity).triu(1);
+    is_causal = false;
+  }
+  return at::native::_scaled_dot_product_attention_math(query, key, value, bias, dropout, is_causal,
+                                                        dropout_mask, scale, is_grouped);
 }
 
 void replace_attention(torch::Library& library) {

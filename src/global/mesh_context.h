@@ -34,7 +34,7 @@ struct PlacementHints {
   int sequence_axis = 0;
 
   // The axis that shards the sequence. If set, all_to_alls around attention shard heads instead of
-  // the sequence (attention.h). -1: ring attention (ring_attention.h).
+  // the sequence (autograd.cc). -1: ring attention (ring_attention.h).
   int heads_axis = -1;
 
   // An embedding table, recognized by its sizes, with the placements of its gradient.
