@@ -73,9 +73,9 @@ std::shared_ptr<Store> until_all_have_met(std::shared_ptr<Store> store,
                                           const rank_env::RankInfo& info,
                                           std::shared_ptr<std::atomic<bool>> all_have_met) {
   auto check = [attempt = info.attempt, rank = info.rank,
-                all_have_met = std::move(all_have_met)](Store& below) {
+                all_have_met = std::move(all_have_met)](Store& of_run) {
     if (*all_have_met) return false;
-    rank_env::check_rank_ends(below, attempt, rank);
+    rank_env::check_rank_ends(of_run, attempt, rank);
     return true;
   };
   return std::make_shared<rendezvous::MeetingStore>(std::move(store), std::move(check));

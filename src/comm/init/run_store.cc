@@ -2,6 +2,8 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/store/open.h>
+#include <lockstep/store/secret.h>
+#include <lockstep/store/store_server.h>
 
 #include "base/format.h"
 #include "base/log.h"
@@ -19,11 +21,15 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <mutex>
 #include <span>
+#include <string_view>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include <sys/socket.h>
+#include <unistd.h>
 
 namespace lockstep {
 namespace {
@@ -61,6 +67,58 @@ std::shared_ptr<Store> open_c10d(const rank_env::RankInfo& info, Deadline deadli
   }
 }
 
+std::string secret_of(const rank_env::RankRendezvous& at) {
+  if (at.port == 0) return {};
+  auto secret = rank_env::read_secret();
+  return secret.empty() ? user_secret() : secret;
+}
+
+StoreServerOptions server_options(const rank_env::RankRendezvous& at, std::string secret) {
+  if (at.port == 0) return {.host = at.address.substr(std::string_view("unix:").size())};
+  // The host's own name is often a loopback address, so listen on all addresses; the secret keeps
+  // others out.
+  return {.host = "0.0.0.0", .port = at.port, .secret = std::move(secret)};
+}
+
+// Returns the server of this process. A process can listen at an address only once, so a second
+// group that is made while the first exists shares the server.
+std::shared_ptr<StoreServer> serve(const rank_env::RankRendezvous& at, const std::string& secret) {
+  static std::mutex mutex;
+  static std::weak_ptr<StoreServer> served;
+  static std::string address;
+  static pid_t process = 0;  // a forked child has no server thread
+  std::lock_guard lock(mutex);
+  auto server = process == ::getpid() && address == at.address ? served.lock() : nullptr;
+  if (server) return server;
+  server = std::make_shared<StoreServer>(server_options(at, secret));
+  served = server;
+  address = at.address;
+  process = ::getpid();
+  return server;
+}
+
+// For a rendezvous of kind served_store. Rank 0 serves the store as long as it holds a pointer from
+// this function; the other ranks wait for the server until the deadline. Over TCP, the secret is
+// read from LOCKSTEP_SECRET_FILE, else it is the user's own (user_secret()); on one host, the
+// kernel authenticates the peer.
+std::shared_ptr<Store> open_served_store(const rank_env::RankInfo& info, Deadline deadline) {
+  const rank_env::RankRendezvous& at = *info.rendezvous;
+  auto secret = secret_of(at);
+  if (info.rank == 0) {
+    auto server = serve(at, secret);
+    auto own = at.port == 0 ? at.address : formatted("tcp://127.0.0.1:{}", at.port);
+    return rendezvous::keep_serving(server, open_store(own, secret, deadline.left()));
+  }
+  try {
+    return open_store(at.address, secret, deadline.left());
+  } catch (const Timeout& error) {
+    throw Timeout(
+        formatted("rank {} timed out connecting to {}: rank 0, which serves the store there, did "
+                  "not arrive ({})",
+                  info.rank, at.address, error.what()));
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<Store> open_run_store(const rank_env::RankInfo& info, Deadline deadline) {
@@ -69,7 +127,7 @@ std::shared_ptr<Store> open_run_store(const rank_env::RankInfo& info, Deadline d
     case Kind::lockstep_store:
       return open_store(info.rendezvous->address, rank_env::read_secret(), deadline.left());
     case Kind::served_store:
-      return rendezvous::open_served_store(info, deadline);
+      return open_served_store(info, deadline);
     case Kind::agent_store:
     case Kind::rank_0:
       return open_c10d(info, deadline);

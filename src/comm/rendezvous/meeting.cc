@@ -1,12 +1,8 @@
 #include "comm/rendezvous/meeting.h"
 
 #include <lockstep/base/error.h>
-#include <lockstep/store/open.h>
-#include <lockstep/store/prefix_store.h>
-#include <lockstep/store/secret.h>
 
 #include <algorithm>
-#include <mutex>
 #include <sstream>
 
 #include "base/check.h"
@@ -14,8 +10,6 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "sys/topology.h"
-
-#include <unistd.h>
 
 namespace lockstep::rendezvous {
 namespace {
@@ -189,18 +183,13 @@ WorldInfo handshake(const std::shared_ptr<Store>& store, const rank_env::RankInf
   return world;
 }
 
-namespace {
-
-constexpr auto one_part = std::chrono::milliseconds(200);
-
-}  // namespace
-
 void MeetingStore::wait_in_parts(Deadline deadline, const std::function<void(Deadline)>& wait) {
+  constexpr auto one_part = std::chrono::milliseconds(200);
   for (bool may_end = true;;) {
     try {
       return wait(may_end ? deadline.or_sooner(Deadline::after(one_part)) : deadline);
     } catch (const Timeout&) {
-      may_end = check_(below());
+      may_end = check_(*this);
       if (deadline.passed()) throw;
     }
   }
@@ -208,47 +197,13 @@ void MeetingStore::wait_in_parts(Deadline deadline, const std::function<void(Dea
 
 std::string MeetingStore::get(std::string_view key, Deadline deadline) {
   std::string value;
-  wait_in_parts(deadline, [&](Deadline part) { value = below().get(key, part); });
+  wait_in_parts(deadline, [&](Deadline part) { value = PrefixStore::get(key, part); });
   return value;
 }
 
 void MeetingStore::wait(std::span<const std::string> keys, Deadline deadline) {
-  wait_in_parts(deadline, [&](Deadline part) { below().wait(keys, part); });
+  wait_in_parts(deadline, [&](Deadline part) { PrefixStore::wait(keys, part); });
 }
-
-namespace {
-
-std::string secret_of(const rank_env::RankRendezvous& at) {
-  if (at.port == 0) return {};
-  auto secret = rank_env::read_secret();
-  return secret.empty() ? user_secret() : secret;
-}
-
-StoreServerOptions server_options(const rank_env::RankRendezvous& at, std::string secret) {
-  if (at.port == 0) return {.host = at.address.substr(std::string_view("unix:").size())};
-  // The host's own name is often a loopback address, so listen on all addresses; the secret keeps
-  // others out.
-  return {.host = "0.0.0.0", .port = at.port, .secret = std::move(secret)};
-}
-
-// Returns the server of this process. A process can listen at an address only once, so a second
-// group that is made while the first exists shares the server.
-std::shared_ptr<StoreServer> serve(const rank_env::RankRendezvous& at, const std::string& secret) {
-  static std::mutex mutex;
-  static std::weak_ptr<StoreServer> served;
-  static std::string address;
-  static pid_t process = 0;  // a forked child has no server thread
-  std::lock_guard lock(mutex);
-  auto server = process == ::getpid() && address == at.address ? served.lock() : nullptr;
-  if (server) return server;
-  server = std::make_shared<StoreServer>(server_options(at, secret));
-  served = server;
-  address = at.address;
-  process = ::getpid();
-  return server;
-}
-
-}  // namespace
 
 std::shared_ptr<Store> keep_serving(std::shared_ptr<StoreServer> server,
                                     std::shared_ptr<Store> store) {
@@ -256,24 +211,6 @@ std::shared_ptr<Store> keep_serving(std::shared_ptr<StoreServer> server,
   auto both = std::make_shared<std::pair<std::shared_ptr<StoreServer>, std::shared_ptr<Store>>>(
       std::move(server), std::move(store));
   return {std::move(both), client};
-}
-
-std::shared_ptr<Store> open_served_store(const rank_env::RankInfo& info, Deadline deadline) {
-  const rank_env::RankRendezvous& at = *info.rendezvous;
-  auto secret = secret_of(at);
-  if (info.rank == 0) {
-    auto server = serve(at, secret);
-    auto own = at.port == 0 ? at.address : formatted("tcp://127.0.0.1:{}", at.port);
-    return keep_serving(server, open_store(own, secret, deadline.left()));
-  }
-  try {
-    return open_store(at.address, secret, deadline.left());
-  } catch (const Timeout& error) {
-    throw Timeout(
-        formatted("rank {} timed out connecting to {}: rank 0, which serves the store there, did "
-                  "not arrive ({})",
-                  info.rank, at.address, error.what()));
-  }
 }
 
 }  // namespace lockstep::rendezvous

@@ -5,10 +5,8 @@
 #include "rank_env/rank_info.h"
 
 #include <chrono>
-#include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,63 +14,15 @@
 #include <vector>
 
 #include <lockstep/base/deadline.h>
+#include <lockstep/store/prefix_store.h>
 #include <lockstep/store/store.h>
 #include <lockstep/store/store_server.h>
 
-namespace lockstep {
-
-// Passes every call on to another store. Base class of stores that override some calls.
-class ForwardingStore : public Store {
- public:
-  explicit ForwardingStore(std::shared_ptr<Store> below) : below_(std::move(below)) {}
-
-  void set(std::string_view key, std::string_view value) override { below_->set(key, value); }
-  [[nodiscard]] std::optional<std::string> try_get(std::string_view key) override {
-    return below_->try_get(key);
-  }
-  [[nodiscard]] std::string get(std::string_view key, Deadline deadline) override {
-    return below_->get(key, deadline);
-  }
-  void wait(std::span<const std::string> keys, Deadline deadline) override {
-    below_->wait(keys, deadline);
-  }
-  std::int64_t add(std::string_view key, std::int64_t delta) override {
-    return below_->add(key, delta);
-  }
-  std::string compare_set(std::string_view key, std::string_view expected,
-                          std::string_view desired) override {
-    return below_->compare_set(key, expected, desired);
-  }
-  bool erase(std::string_view key) override { return below_->erase(key); }
-  [[nodiscard]] std::vector<std::string> keys(std::string_view prefix) override {
-    return below_->keys(prefix);
-  }
-
- protected:
-  [[nodiscard]] Store& below() { return *below_; }
-
- private:
-  std::shared_ptr<Store> below_;
-};
-
-}  // namespace lockstep
-
 namespace lockstep::rendezvous {
-
-// For a rendezvous of kind served_store. Rank 0 serves the store as long as it holds a pointer from
-// this function; the other ranks wait for the server until the deadline. Over TCP, the secret is
-// read from LOCKSTEP_SECRET_FILE, else it is the user's own (user_secret()); on one host, the
-// kernel authenticates the peer. Throws the errors of open_run_store().
-[[nodiscard]] std::shared_ptr<Store> open_served_store(const rank_env::RankInfo& info,
-                                                       Deadline deadline);
 
 // Returns `store` with shared ownership of the server: the server lives as long as the result.
 [[nodiscard]] std::shared_ptr<Store> keep_serving(std::shared_ptr<StoreServer> server,
                                                   std::shared_ptr<Store> store);
-
-}  // namespace lockstep::rendezvous
-
-namespace lockstep::rendezvous {
 
 // Every rank publishes one text and reads those of the others.
 //
@@ -127,14 +77,14 @@ struct WorldInfo {
 
 // Wraps a store for ranks that are about to meet. A rank that waits in it for a rank that will
 // never come learns of that within a moment, not at its deadline.
-class MeetingStore : public ForwardingStore {
+class MeetingStore : public PrefixStore {
  public:
   // Called periodically while a call waits; must be thread-safe. Throws if the ranks can no longer
-  // meet; returns false if it will never throw.
-  using Check = std::function<bool(Store& below)>;
+  // meet; returns false if it will never throw. Must not call get() or wait() of the store.
+  using Check = std::function<bool(Store& store)>;
 
   MeetingStore(std::shared_ptr<Store> below, Check check)
-      : ForwardingStore(std::move(below)), check_(std::move(check)) {}
+      : PrefixStore("", std::move(below)), check_(std::move(check)) {}
 
   [[nodiscard]] std::string get(std::string_view key, Deadline deadline) override;
   void wait(std::span<const std::string> keys, Deadline deadline) override;

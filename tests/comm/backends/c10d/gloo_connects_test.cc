@@ -1,9 +1,9 @@
 // Gloo's ranks connect; one of them is lost on the way.
 #include "comm/backends/c10d/make.h"
-#include "comm/rendezvous/meeting.h"
 
 #include <lockstep/base/error.h>
 #include <lockstep/store/memory_store.h>
+#include <lockstep/store/prefix_store.h>
 
 #include <gtest/gtest.h>
 
@@ -25,22 +25,22 @@ namespace {
 using namespace std::chrono_literals;
 
 // The store as a rank of a round sees it: waits throw once the round has ended.
-class StoreOfRound : public ForwardingStore {
+class StoreOfRound : public PrefixStore {
  public:
   StoreOfRound(std::shared_ptr<Store> below, std::function<void()> before_wait)
-      : ForwardingStore(std::move(below)), before_wait_(std::move(before_wait)) {}
+      : PrefixStore("", std::move(below)), before_wait_(std::move(before_wait)) {}
 
   void end() { has_ended_ = true; }
   std::string get(std::string_view key, Deadline deadline) override {
     const std::array keys{std::string(key)};
     wait(keys, deadline);
-    return ForwardingStore::get(key, deadline);
+    return PrefixStore::get(key, deadline);
   }
   void wait(std::span<const std::string> keys, Deadline deadline) override {
     before_wait_();
     for (;;) {
       try {
-        return ForwardingStore::wait(keys, deadline.or_sooner(Deadline::after(5ms)));
+        return PrefixStore::wait(keys, deadline.or_sooner(Deadline::after(5ms)));
       } catch (const Timeout&) {
         if (has_ended_) throw PeerLost("the round has ended");
         if (deadline.passed()) throw;
