@@ -13,18 +13,11 @@ struct ActionIndex {
   std::size_t index = 0;
 };
 
-// Returns a key that is equal for actions that do the same work. B counts as an I and a W.
-std::uint64_t key_of(Compute part, const Action& action) {
-  const std::uint64_t kind = part == Compute::forward ? 0 : part == Compute::weight ? 2 : 1;
-  return (static_cast<std::uint64_t>(action.stage) << 32 |
-          static_cast<std::uint64_t>(action.micro_batch)) *
-             4 +
-         kind;
-}
-
-std::vector<Compute> parts_of(const Action& action) {
-  if (action.compute == Compute::backward) return {Compute::input, Compute::weight};
-  return {action.compute};
+// A B does the work of an I and of a W.
+std::vector<Action> parts_of(const Action& action) {
+  const auto [compute, stage, micro_batch] = action;
+  if (compute != Compute::backward) return {action};
+  return {{Compute::input, stage, micro_batch}, {Compute::weight, stage, micro_batch}};
 }
 
 class Problems {
@@ -49,8 +42,8 @@ class Problems {
   [[nodiscard]] const Action& at(ActionIndex place) const {
     return schedule_.ranks[static_cast<std::size_t>(place.rank)][place.index];
   }
-  [[nodiscard]] std::optional<ActionIndex> find(Compute part, const Action& action) const {
-    const auto found = places_.find(key_of(part, action));
+  [[nodiscard]] std::optional<ActionIndex> find(const Action& part) const {
+    const auto found = places_.find(key_of(part));
     return found == places_.end() ? std::nullopt : std::optional(found->second);
   }
 
@@ -84,8 +77,8 @@ class Problems {
         return say(place, formatted("{}: expected stage {} on rank {}, where {} is, found it here",
                                     text_of(action), action.stage, owner->second.rank,
                                     text_of(at(owner->second))));
-      for (Compute part : parts_of(action)) {
-        const auto [earlier, is_first] = places_.emplace(key_of(part, action), place);
+      for (const Action& part : parts_of(action)) {
+        const auto [earlier, is_first] = places_.emplace(key_of(part), place);
         if (!is_first)
           return say(place,
                      formatted("{}: expected it once, found it after {}, which does the same",
@@ -97,16 +90,13 @@ class Problems {
   void find_missing() {
     each_action([&](ActionIndex place) {
       const Action& action = at(place);
-      for (const Result& need : Needs(action, schedule_.stages)) {
-        const Compute part = need.is_gradient ? Compute::input : Compute::forward;
-        const Action needed{part, need.stage, need.micro_batch};
-        if (!find(part, needed)) return say(place, needs_text(action, needed));
-      }
+      for (const Action& needed : Needs(action, schedule_.stages))
+        if (!find(needed)) return say(place, needs_text(action, needed));
       if (action.compute == Compute::weight || action.compute == Compute::backward) return;
       const bool is_forward = action.compute == Compute::forward;
       const Action next{is_forward ? Compute::input : Compute::weight, action.stage,
                         action.micro_batch};
-      if (find(next.compute, next)) return;
+      if (find(next)) return;
       say(place, formatted("{}: expected its {} {}, found none", text_of(action),
                            is_forward ? "backward" : "gradient of weights",
                            is_forward ? either_text(next) : text_of(next)));
@@ -133,12 +123,11 @@ class Problems {
   void find_gap() {
     const ActionIndex last = {0, 0};
     for (int stage = 0; stage < schedule_.stages; ++stage)
-      if (!find(Compute::forward, {Compute::forward, stage, at(last).micro_batch}))
+      if (!find({Compute::forward, stage, at(last).micro_batch}))
         return say(last, formatted("expected stages 0..{}, found no forward of stage {}",
                                    schedule_.stages - 1, stage));
     for (int micro_batch = 0; micro_batch < schedule_.micro_batches; ++micro_batch)
-      if (const Action action{Compute::forward, schedule_.stages - 1, micro_batch};
-          !find(Compute::forward, action))
+      if (const Action action{Compute::forward, schedule_.stages - 1, micro_batch}; !find(action))
         return say(last, formatted("expected micro-batches 0..{} in every stage, found no {}",
                                    schedule_.micro_batches - 1, text_of(action)));
   }
@@ -171,9 +160,8 @@ class Problems {
   // Returns the position of the action that a blocked rank waits for.
   [[nodiscard]] ActionIndex waited_for(const Walk& reached, int rank) const {
     const ActionIndex here{rank, reached.starts[static_cast<std::size_t>(rank)].size()};
-    for (const Result& need : Needs(at(here), schedule_.stages)) {
-      const Compute part = need.is_gradient ? Compute::input : Compute::forward;
-      const ActionIndex there = *find(part, {part, need.stage, need.micro_batch});
+    for (const Action& need : Needs(at(here), schedule_.stages)) {
+      const ActionIndex there = *find(need);
       if (there.index >= reached.starts[static_cast<std::size_t>(there.rank)].size()) return there;
     }
     return here;

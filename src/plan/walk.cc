@@ -39,10 +39,10 @@ class Walker {
     while (starts.size() < actions.size()) {
       const Action& action = actions[starts.size()];
       double start = end;
-      for (const Result& need : Needs(action, schedule_.stages)) {
-        const auto done = done_.find(need.key());
+      for (const Action& need : Needs(action, schedule_.stages)) {
+        const auto done = done_.find(key_of(need));
         if (done == done_.end()) {
-          waiting_[need.key()].push_back(rank);
+          waiting_[key_of(need)].push_back(rank);
           return;
         }
         const bool is_here = done->second.rank == rank;
@@ -54,9 +54,9 @@ class Walker {
     }
   }
 
-  void finish(const Result& result, Done done) {
-    done_[result.key()] = done;
-    const auto waiting = waiting_.find(result.key());
+  void finish(const Action& result, Done done) {
+    done_[key_of(result)] = done;
+    const auto waiting = waiting_.find(key_of(result));
     if (waiting == waiting_.end()) return;
     ready_.insert(ready_.end(), waiting->second.begin(), waiting->second.end());
     waiting_.erase(waiting);

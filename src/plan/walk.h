@@ -12,29 +12,19 @@
 
 namespace lockstep::plan {
 
-// The dependencies of an action.
-[[nodiscard]] inline bool gives_input_gradient(Compute compute) {
-  return compute == Compute::backward || compute == Compute::input;
+// The dependencies of an action are results: the outputs of a forward, as an F, or the gradient of
+// a stage's inputs, which a B or an I computes, as an I. Nothing depends on a W.
+[[nodiscard]] inline Action result_of(Action action) {
+  if (action.compute == Compute::backward) action.compute = Compute::input;
+  return action;
 }
 
-// A result of an action that other actions depend on: the outputs of a forward, or the gradient of
-// a stage's inputs, which a B or an I computes. Nothing depends on a W.
-struct Result {
-  bool is_gradient = false;
-  int stage = 0;
-  int micro_batch = 0;
-  bool operator==(const Result&) const = default;
-
-  // Returns a number that is unique among the results of a schedule.
-  [[nodiscard]] std::uint64_t key() const {
-    return (static_cast<std::uint64_t>(stage) << 32 | static_cast<std::uint64_t>(micro_batch)) * 2 +
-           (is_gradient ? 1 : 0);
-  }
-};
-
-// Returns the result of an F, B or I. A W has no result.
-[[nodiscard]] inline Result result_of(const Action& action) {
-  return {gives_input_gradient(action.compute), action.stage, action.micro_batch};
+// Returns a number that is unique among the F, I and W of a schedule; a B is an I and a W.
+[[nodiscard]] inline std::uint64_t key_of(const Action& part) {
+  const std::uint64_t cell =
+      static_cast<std::uint64_t>(part.stage) << 32 | static_cast<std::uint64_t>(part.micro_batch);
+  if (part.compute == Compute::forward) return cell * 4;
+  return cell * 4 + (part.compute == Compute::weight ? 2 : 1);
 }
 
 // The results that an action depends on; at most two.
@@ -43,25 +33,25 @@ class Needs {
   Needs(const Action& action, int stages) {
     switch (action.compute) {
       case Compute::forward:
-        if (action.stage > 0) add({false, action.stage - 1, action.micro_batch});
+        if (action.stage > 0) add({Compute::forward, action.stage - 1, action.micro_batch});
         break;
       case Compute::backward:
       case Compute::input:
-        add({false, action.stage, action.micro_batch});
-        if (action.stage + 1 < stages) add({true, action.stage + 1, action.micro_batch});
+        add({Compute::forward, action.stage, action.micro_batch});
+        if (action.stage + 1 < stages) add({Compute::input, action.stage + 1, action.micro_batch});
         break;
       case Compute::weight:
-        add({true, action.stage, action.micro_batch});
+        add({Compute::input, action.stage, action.micro_batch});
         break;
     }
   }
-  [[nodiscard]] const Result* begin() const { return needs_.data(); }
-  [[nodiscard]] const Result* end() const { return needs_.data() + count_; }
+  [[nodiscard]] const Action* begin() const { return needs_.data(); }
+  [[nodiscard]] const Action* end() const { return needs_.data() + count_; }
 
  private:
-  void add(Result result) { needs_[count_++] = result; }
+  void add(Action result) { needs_[count_++] = result; }
 
-  std::array<Result, 2> needs_;
+  std::array<Action, 2> needs_;
   std::size_t count_ = 0;
 };
 

@@ -75,9 +75,9 @@ TEST(PostingOrder, IsALinearExtensionOfEverySchedule) {
       const auto rank = static_cast<std::size_t>(ranks[static_cast<std::size_t>(action.stage)]);
       ASSERT_LT(next[rank], schedule.ranks[rank].size());
       ASSERT_EQ(text_of(action), text_of(schedule.ranks[rank][next[rank]++]));
-      for (const Result& need : Needs(action, schedule.stages))
-        ASSERT_TRUE(done.contains(need.key())) << text_of(action);
-      if (action.compute != Compute::weight) done.insert(result_of(action).key());
+      for (const Action& need : Needs(action, schedule.stages))
+        ASSERT_TRUE(done.contains(key_of(need))) << text_of(action);
+      if (action.compute != Compute::weight) done.insert(key_of(result_of(action)));
     }
     for (std::size_t rank = 0; rank < next.size(); ++rank)
       ASSERT_EQ(next[rank], schedule.ranks[rank].size());
@@ -126,10 +126,8 @@ Posts posts_when_needed(const Schedule& schedule) {
   for (const std::vector<Action>& actions : schedule.ranks) {
     std::deque<Post>& own = posts.emplace_back();
     for (const Action& action : actions) {
-      for (const Result& need : Needs(action, schedule.stages))
-        if (const auto message = message_of({need.is_gradient ? Compute::input : Compute::forward,
-                                             need.stage, need.micro_batch},
-                                            ranks);
+      for (const Action& need : Needs(action, schedule.stages))
+        if (const auto message = message_of(need, ranks);
             message && message->action.stage != action.stage)
           own.push_back(*message);
       if (const auto message = message_of(action, ranks)) own.push_back(*message);
@@ -141,7 +139,7 @@ Posts posts_when_needed(const Schedule& schedule) {
 // Simulates devices that can execute one message at a time: a message runs when it is the next
 // operation of both devices. Returns true if all messages complete.
 bool all_pass(Posts posts) {
-  const auto key = [](const Post& post) { return result_of(post.action).key(); };
+  const auto key = [](const Post& post) { return key_of(result_of(post.action)); };
   for (bool moves = true; moves;) {
     moves = false;
     for (std::deque<Post>& own : posts) {

@@ -12,7 +12,7 @@
 namespace lockstep::pipeline {
 namespace {
 
-using plan::Action, plan::Compute, plan::Result;
+using plan::Action, plan::Compute;
 
 double now_in_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -71,8 +71,8 @@ auto Execution::timed(const Action& action, Body body) {
 void Execution::forward(const Action& action) {
   const auto [compute, stage, micro_batch] = action;
   StageRun& run = parts_.stages.at(stage);
-  const Tensors inputs =
-      stage == 0 ? batch_.inputs_of(micro_batch) : take({false, stage - 1, micro_batch}, stage - 1);
+  const Tensors inputs = stage == 0 ? batch_.inputs_of(micro_batch)
+                                    : take({Compute::forward, stage - 1, micro_batch}, stage - 1);
   at::AutoGradMode mode(kind_ == StepKind::train);
   const Tensors outputs = timed(action, [&] {
     Tensors made = run.forward(inputs);
@@ -103,10 +103,8 @@ Tensors Execution::end_forward(const Action& action, const Tensors& outputs) {
 }
 
 Tensors Execution::root_gradients(const Action& action) {
-  if (!is_last(action.stage)) {
-    const Result result{true, action.stage + 1, action.micro_batch};
-    return take(result, action.stage + 1);
-  }
+  if (!is_last(action.stage))
+    return take({Compute::input, action.stage + 1, action.micro_batch}, action.stage + 1);
   const at::Tensor loss = std::move(losses_.extract(action.micro_batch).mapped());
   return {at::full(loss.sizes(), batch_.share_of(action.micro_batch), loss.options())};
 }
@@ -131,15 +129,16 @@ void Execution::weight(const Action& action) {
   });
 }
 
-void Execution::pass(const Result& result, Tensors tensors) {
-  const int next = result.is_gradient ? result.stage - 1 : result.stage + 1;
+void Execution::pass(const Action& result, Tensors tensors) {
+  const int next = result.compute == Compute::input ? result.stage - 1 : result.stage + 1;
   if (!parts_.stages.contains(next)) return p2p_.send(result, tensors);
-  here_[result.key()] = result.is_gradient ? std::move(tensors) : as_leaves(tensors);
+  here_[plan::key_of(result)] =
+      result.compute == Compute::input ? std::move(tensors) : as_leaves(tensors);
 }
 
-Tensors Execution::take(const Result& result, int stage) {
+Tensors Execution::take(const Action& result, int stage) {
   if (!parts_.stages.contains(stage)) return p2p_.receive(result);
-  return std::move(here_.extract(result.key()).mapped());
+  return std::move(here_.extract(plan::key_of(result)).mapped());
 }
 
 Tensors Execution::outputs() const {
@@ -166,38 +165,28 @@ Pipeline::Measured Execution::measured(const std::vector<int>& stages) const {
   return measured;
 }
 
-namespace {
-
-// "1F3", or "2I3" for the gradient that stage 2 gives to stage 1: the tag of a message.
-std::string tag_of(const plan::Result& result) {
-  return plan::text_of({result.is_gradient ? plan::Compute::input : plan::Compute::forward,
-                        result.stage, result.micro_batch});
-}
-
-}  // namespace
-
-std::optional<int> P2PExchange::destination_of(const plan::Result& result) const {
-  const int next = result.is_gradient ? result.stage - 1 : result.stage + 1;
+std::optional<int> P2PExchange::destination_of(const Action& result) const {
+  const int next = result.compute == Compute::input ? result.stage - 1 : result.stage + 1;
   if (next < 0 || next >= static_cast<int>(ranks_.size())) return std::nullopt;
   return rank_of(next);
 }
 
-void P2PExchange::begin(const plan::Action& own) {
+void P2PExchange::begin(const Action& own) {
   for (; order_[next_] != own; ++next_) {
-    const plan::Action& other = order_[next_];
-    if (other.compute == plan::Compute::weight) continue;
-    const plan::Result result = plan::result_of(other);
+    const Action& other = order_[next_];
+    if (other.compute == Compute::weight) continue;
+    const Action result = plan::result_of(other);
     if (destination_of(result) == group_.rank()) post_receive(result);
   }
   ++next_;
 }
 
-void P2PExchange::send(const plan::Result& result, const Tensors& tensors) {
+void P2PExchange::send(const Action& result, const Tensors& tensors) {
   const auto destination = destination_of(result);
   if (!destination || destination == group_.rank()) return;
   drop_arrived();
-  const std::string tag = tag_of(result);
-  if (!result.is_gradient) {
+  const std::string tag = plan::text_of(result);
+  if (result.compute == Compute::forward) {
     const Specs specs = specs_of(tensors);
     const auto [known, is_new] = book_.emplace(place_of(result), specs);
     check(specs == known->second,
@@ -210,37 +199,37 @@ void P2PExchange::send(const plan::Result& result, const Tensors& tensors) {
     sent_.push_back(group_.send(tensor.detach(), *destination, call(tag)));
 }
 
-Tensors P2PExchange::receive(const plan::Result& result) {
-  Expected expected = std::move(expected_.extract(result.key()).mapped());
+Tensors P2PExchange::receive(const Action& result) {
+  Expected expected = std::move(expected_.extract(plan::key_of(result)).mapped());
   for (Work& work : expected.works) work.wait();
   drop_arrived();
   return std::move(expected.tensors);
 }
 
-void P2PExchange::post_receive(const plan::Result& result) {
+void P2PExchange::post_receive(const Action& result) {
   const int source = rank_of(result.stage);
-  const std::string tag = tag_of(result);
-  Expected& expected = expected_[result.key()];
+  const std::string tag = plan::text_of(result);
+  Expected& expected = expected_[plan::key_of(result)];
   for (const TensorMeta& spec : specs_for(result, source)) {
-    if (result.is_gradient && !spec.requires_grad) continue;
+    if (result.compute == Compute::input && !spec.requires_grad) continue;
     const auto options = at::TensorOptions(spec.dtype).device(device_);
     at::Tensor tensor = group_.empty_shared(spec.sizes, options);
     expected.works.push_back(group_.recv(tensor, source, call(tag)));
-    if (!result.is_gradient && spec.requires_grad) tensor.set_requires_grad(true);
+    if (result.compute == Compute::forward && spec.requires_grad) tensor.set_requires_grad(true);
     expected.tensors.push_back(std::move(tensor));
   }
 }
 
-SpecCache::key_type P2PExchange::place_of(const plan::Result& result) const {
-  return {result.is_gradient ? result.stage - 1 : result.stage,
+SpecCache::key_type P2PExchange::place_of(const Action& result) const {
+  return {result.compute == Compute::input ? result.stage - 1 : result.stage,
           batch_.rows_of(result.micro_batch).length()};
 }
 
-const Specs& P2PExchange::specs_for(const plan::Result& result, int source) {
+const Specs& P2PExchange::specs_for(const Action& result, int source) {
   const SpecCache::key_type place = place_of(result);
   const auto known = book_.find(place);
   if (known != book_.end()) return known->second;
-  const std::string tag = tag_of(result);
+  const std::string tag = plan::text_of(result);
   at::Tensor message = at::empty({spec_numbers}, at::kLong);
   group_.recv(message, source, call("sizes of " + tag)).wait();
   return book_[place] = specs_in(message, tag);

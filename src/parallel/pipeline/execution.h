@@ -58,10 +58,11 @@ class P2PExchange {
   // that the book lacks. Call before each own action.
   void begin(const plan::Action& own);
   // Posts the result of the latest action to the rank that needs it; does nothing if that is this
-  // rank. Throws InvalidArgument if the tensors differ from their description in the book.
-  void send(const plan::Result& result, const Tensors& tensors);
+  // rank. The tag is "1F3", or "2I3" for the gradient that stage 2 gives to stage 1. Throws
+  // InvalidArgument if the tensors differ from their description in the book.
+  void send(const plan::Action& result, const Tensors& tensors);
   // Blocks until a result of another rank has arrived. begin() must have posted its receive.
-  [[nodiscard]] Tensors receive(const plan::Result& result);
+  [[nodiscard]] Tensors receive(const plan::Action& result);
   // Blocks until all sent messages have arrived.
   void finish();
 
@@ -73,12 +74,12 @@ class P2PExchange {
 
   [[nodiscard]] int rank_of(int stage) const { return ranks_[static_cast<std::size_t>(stage)]; }
   // Returns the rank that needs a result of `stage`; none at the ends of the model.
-  [[nodiscard]] std::optional<int> destination_of(const plan::Result& result) const;
-  void post_receive(const plan::Result& result);
+  [[nodiscard]] std::optional<int> destination_of(const plan::Action& result) const;
+  void post_receive(const plan::Action& result);
   // Returns the entry of the book that describes a result's tensors: the result is either their
   // values or their gradients.
-  [[nodiscard]] SpecCache::key_type place_of(const plan::Result& result) const;
-  [[nodiscard]] const Specs& specs_for(const plan::Result& result, int source);
+  [[nodiscard]] SpecCache::key_type place_of(const plan::Action& result) const;
+  [[nodiscard]] const Specs& specs_for(const plan::Action& result, int source);
   // Frees messages that have arrived before the step ends. Throws the error of a message that
   // failed.
   void drop_arrived();
@@ -94,7 +95,7 @@ class P2PExchange {
   const c10::Device device_;
   const std::optional<Duration> timeout_;
   std::size_t next_ = 0;                                  // in the order
-  std::unordered_map<std::uint64_t, Expected> expected_;  // by plan::Result::key()
+  std::unordered_map<std::uint64_t, Expected> expected_;  // by plan::key_of()
   std::vector<Work> sent_;
 };
 
@@ -133,8 +134,8 @@ class Execution {
   [[nodiscard]] Tensors end_forward(const plan::Action& action, const Tensors& outputs);
   void backward(const plan::Action& action);
   void weight(const plan::Action& action);
-  void pass(const plan::Result& result, Tensors tensors);
-  [[nodiscard]] Tensors take(const plan::Result& result, int stage);
+  void pass(const plan::Action& result, Tensors tensors);
+  [[nodiscard]] Tensors take(const plan::Action& result, int stage);
   // Returns the gradients with which backward() of a micro-batch begins.
   [[nodiscard]] Tensors root_gradients(const plan::Action& action);
   template <typename Body>
