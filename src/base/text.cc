@@ -7,8 +7,8 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <sstream>
 #include <utility>
-#include <vector>
 
 namespace lockstep {
 namespace {
@@ -172,6 +172,13 @@ std::string format_duration(Duration duration) {
   std::int64_t small = seconds < 3600 ? seconds % 60 : seconds % 3600 / 60;
   std::string text = formatted("{}{}", large, seconds < 3600 ? "m" : "h");
   return small == 0 ? text : text + formatted("{}{}", small, seconds < 3600 ? "s" : "m");
+}
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> words;
+  for (std::string word; stream >> word;) words.push_back(word);
+  return words;
 }
 
 std::string join(std::span<const std::string> parts, std::string_view separator) {

@@ -5,11 +5,13 @@
 
 #include <lockstep/base/deadline.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep {
 
@@ -37,6 +39,18 @@ namespace lockstep {
 [[nodiscard]] inline std::string first_line(std::string_view text) {
   return std::string(text.substr(0, text.find('\n')));
 }
+// Calls take(part) for each part of a text: "a,,b" has "a", "" and "b"; "" has one empty part.
+template <typename Take>
+void for_each_part(std::string_view text, char separator, Take take) {
+  for (;;) {
+    const std::size_t end = text.find(separator);
+    take(text.substr(0, end));
+    if (end == std::string_view::npos) return;
+    text.remove_prefix(end + 1);
+  }
+}
+// Returns the words between blanks and line ends.
+[[nodiscard]] std::vector<std::string> words_of(const std::string& text);
 // Returns "a, b, c".
 [[nodiscard]] std::string join(std::span<const std::string> parts,
                                std::string_view separator = ", ");

@@ -1,6 +1,7 @@
 #include "global/rule_line.h"
 
 #include "base/check.h"
+#include "base/text.h"
 
 #include <algorithm>
 #include <cctype>
@@ -13,16 +14,6 @@ std::string_view trimmed(std::string_view text) {
   auto first = text.find_first_not_of(' ');
   if (first == std::string_view::npos) return {};
   return text.substr(first, text.find_last_not_of(' ') - first + 1);
-}
-
-std::vector<std::string_view> split_text(std::string_view text, char separator) {
-  std::vector<std::string_view> all;
-  for (;;) {
-    auto end = text.find(separator);
-    all.push_back(trimmed(text.substr(0, end)));
-    if (end == std::string_view::npos) return all;
-    text.remove_prefix(end + 1);
-  }
 }
 
 bool is_name(std::string_view text) {
@@ -38,8 +29,8 @@ DimNames dim_names(std::string_view text, std::string_view line) {
     return result;
   }
   bool first = true;
-  for (std::string_view name : split_text(text, ' ')) {
-    if (name.empty()) continue;
+  for_each_part(text, ' ', [&](std::string_view name) {
+    if (name.empty()) return;
     if (name == "..." && first) {
       result.leading = true;
     } else {
@@ -49,7 +40,7 @@ DimNames dim_names(std::string_view text, std::string_view line) {
       result.names.push_back({std::string(name), is_spread});
     }
     first = false;
-  }
+  });
   return result;
 }
 
@@ -116,10 +107,12 @@ RuleLine parse_rule(std::string_view line) {
         "register_rule: expected dims of the tensors, '->' and dims of the results, found '{}'",
         line);
   RuleLine result;
-  for (std::string_view text : split_text(line.substr(0, arrow), ','))
-    result.operands.push_back(dim_names(text, line));
-  for (std::string_view text : split_text(line.substr(arrow + 2), ','))
-    result.results.push_back(dim_names(text, line));
+  for_each_part(line.substr(0, arrow), ',', [&](std::string_view text) {
+    result.operands.push_back(dim_names(trimmed(text), line));
+  });
+  for_each_part(line.substr(arrow + 2), ',', [&](std::string_view text) {
+    result.results.push_back(dim_names(trimmed(text), line));
+  });
   return result;
 }
 

@@ -146,18 +146,14 @@ std::string MeshLayout::picture() const {
 
 std::vector<MeshAxis> parse_axes(std::string_view text) {
   std::vector<MeshAxis> axes;
-  std::string_view rest = text;
-  for (bool more = true; more;) {
-    std::string_view part = rest.substr(0, rest.find(','));
-    more = part.size() < rest.size();
-    rest.remove_prefix(std::min(rest.size(), part.size() + 1));
+  for_each_part(text, ',', [&](std::string_view part) {
     auto equals = part.find('=');
     auto size =
         equals == std::string_view::npos ? std::nullopt : parse_integer(part.substr(equals + 1));
     check_input(size && *size >= -1 && *size <= std::numeric_limits<int>::max(),
                 "mesh '{}': expected name=size, such as dp=2, found '{}'", text, part);
     axes.push_back({std::string(part.substr(0, equals)), static_cast<int>(*size)});
-  }
+  });
   return axes;
 }
 

@@ -311,16 +311,6 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(" \t\r") + 1 - begin);
 }
 
-// Takes the text up to and including the separator. Returns false if there is no more text.
-bool take_until(char separator, std::string_view& rest, bool& has_more, std::string_view& part) {
-  if (!has_more) return false;
-  const std::size_t end = rest.find(separator);
-  part = rest.substr(0, end);
-  has_more = end != std::string_view::npos;
-  rest = has_more ? rest.substr(end + 1) : std::string_view();
-  return true;
-}
-
 class Reader {
  public:
   explicit Reader(std::string_view name) : name_(name) { schedule_.name = name; }
@@ -329,13 +319,12 @@ class Reader {
     check_input(text.size() <= most_bytes, "{}: expected at most {} bytes, found {}", name_,
                 most_bytes, text.size());
     if (text.ends_with('\n')) text.remove_suffix(1);
-    std::string_view line;
-    for (bool has_more = true; take_until('\n', text, has_more, line);) {
+    for_each_part(text, '\n', [&](std::string_view line) {
       ++line_;
       check_input(schedule_.ranks.size() < most_stages,
                   "{}:{}: expected at most {} ranks, found more", name_, line_, most_stages);
       schedule_.ranks.push_back(rank_of(line));
-    }
+    });
     check_found();
     return std::move(schedule_);
   }
@@ -343,17 +332,16 @@ class Reader {
  private:
   std::vector<Action> rank_of(std::string_view line) {
     std::vector<Action> actions;
-    std::string_view cell;
-    for (bool has_more = true; take_until(',', line, has_more, cell);) {
-      cell = trimmed(cell);
-      if (cell.empty()) continue;
+    for_each_part(line, ',', [&](std::string_view part) {
+      const std::string_view cell = trimmed(part);
+      if (cell.empty()) return;
       actions.push_back(action_of(cell));
       // A valid schedule has at most three actions per cell.
       check_input(++actions_ <= 3 * most_cells, "{}:{}: expected at most {} actions, found more",
                   name_, line_, 3 * most_cells);
       schedule_.stages = std::max(schedule_.stages, actions.back().stage + 1);
       schedule_.micro_batches = std::max(schedule_.micro_batches, actions.back().micro_batch + 1);
-    }
+    });
     return actions;
   }
 

@@ -3,8 +3,8 @@
 #include "base/check.h"
 #include "base/text.h"
 
-#include <algorithm>
 #include <span>
+#include <utility>
 
 namespace lockstep::rank_env {
 namespace {
@@ -19,12 +19,9 @@ std::string without_spaces(std::string_view text) {
 
 std::vector<std::string> listed_gpus(std::string_view text) {
   std::vector<std::string> entries;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    if (auto entry = without_spaces(text.substr(begin, end - begin)); !entry.empty())
-      entries.push_back(std::move(entry));
-    begin = end + 1;
-  }
+  for_each_part(text, ',', [&](std::string_view part) {
+    if (auto entry = without_spaces(part); !entry.empty()) entries.push_back(std::move(entry));
+  });
   return entries;
 }
 

@@ -8,7 +8,6 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <sstream>
 
 namespace lockstep {
 namespace {
@@ -30,8 +29,7 @@ bool looks_like_an_option(const std::string& word) {
 std::string help_line(const std::string& left, const std::string& right) {
   std::string text = "  " + left, line;
   text.resize(std::max(text.size() + 1, help_column), ' ');
-  std::istringstream words(right);
-  for (std::string word; words >> word;) {
+  for (const std::string& word : words_of(right)) {
     if (!line.empty() && help_column + line.size() + 1 + word.size() > help_width) {
       text += line + "\n" + std::string(help_column, ' ');
       line.clear();
@@ -213,11 +211,7 @@ CommandOptions::Take words_into(std::vector<std::string>& target,
 
 CommandOptions::Take each_of(std::function<void(const std::string& text)> take) {
   return [take = std::move(take)](const std::string& text) {
-    std::size_t begin = 0;
-    for (std::size_t comma = 0; comma != std::string::npos; begin = comma + 1) {
-      comma = text.find(',', begin);
-      take(text.substr(begin, comma - begin));
-    }
+    for_each_part(text, ',', [&](std::string_view part) { take(std::string(part)); });
   };
 }
 

@@ -76,13 +76,6 @@ class CoreMask {
 // Version 1 reports this (the largest multiple of a page) or more for "no limit".
 constexpr std::int64_t version_1_unlimited = std::int64_t{1} << 60;
 
-std::vector<std::string> words_of(const std::string& text) {
-  std::istringstream stream(text);
-  std::vector<std::string> words;
-  for (std::string word; stream >> word;) words.push_back(word);
-  return words;
-}
-
 std::optional<std::int64_t> number_in(const fs::path& path) {
   auto words = words_of(text_of(path));
   return words.empty() ? std::nullopt : parse_integer(words[0]);
@@ -94,11 +87,11 @@ void tighten(std::optional<Value>& limit, std::optional<Value> other) {
 }
 
 bool lists(std::string_view comma_separated, std::string_view name) {
-  std::istringstream stream{std::string(comma_separated)};
-  for (std::string item; std::getline(stream, item, ',');) {
-    if (item == name) return true;
-  }
-  return false;
+  bool is_listed = false;
+  for_each_part(comma_separated, ',', [&](std::string_view item) {
+    if (item == name) is_listed = true;
+  });
+  return is_listed;
 }
 
 // A mounted hierarchy: its mount point, its root folder, and its controllers.

@@ -99,6 +99,14 @@ TEST(Text, DurationsComeBackWithinTheDigitsShown) {
   }
 }
 
+TEST(Text, PartsAndWords) {
+  std::string parts;
+  for (auto text : {"a,,b", "", "a,"})
+    for_each_part(text, ',', [&](auto part) { (parts += part) += ';'; });
+  EXPECT_EQ(parts, "a;;b;;a;;");
+  EXPECT_EQ(words_of("  a bc\n\td\n"), (std::vector<std::string>{"a", "bc", "d"}));
+}
+
 TEST(Text, Lists) {
   std::vector<std::string> parts{"a", "b", "c"};
   EXPECT_EQ(join(parts), "a, b, c");

@@ -179,11 +179,7 @@ std::vector<std::string> lines_of(const std::filesystem::path& file) {
   std::erase(text, '\r');
   while (text.ends_with('\n')) text.pop_back();
   std::vector<std::string> lines;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find('\n', begin), text.size());
-    lines.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
+  for_each_part(text, '\n', [&](std::string_view line) { lines.emplace_back(line); });
   return lines;
 }
 

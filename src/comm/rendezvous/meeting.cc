@@ -121,13 +121,6 @@ struct HandshakeMessage {
   }
 };
 
-std::vector<std::string> words_of(const std::string& text) {
-  std::istringstream words(text);
-  std::vector<std::string> result;
-  for (std::string word; words >> word;) result.push_back(word);
-  return result;
-}
-
 void compare(const std::string& mine, const std::string& other, int rank, int other_rank,
              std::string_view what) {
   auto shown = [](const std::string& value) {
