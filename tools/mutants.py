@@ -179,7 +179,7 @@ MUTANTS = [
     ("a stage begins before its messages have come", "parallel/pipeline/execution.cc",
      "  for (Work& work : expected.works) work.wait();",
      "  if (!MUTANT)\n    for (Work& work : expected.works) work.wait();", "accelerator", "*Strategies.*gpt_pp2__1f1b"),
-    ("the connections of messages are made in a step", "comm/init/connect.cc",
+    ("the connections of messages are made in a step", "comm/init/backends.cc",
      "  if (!has_streams(group)) return;", "  if (MUTANT || !has_streams(group)) return;", "accelerator",
      "*Strategies.*gpt_pp2__1f1b"),
 ]

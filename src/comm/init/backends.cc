@@ -2,7 +2,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/device.h>
-#include <lockstep/comm/group.h>
 
 #include "base/check.h"
 #include "base/format.h"
@@ -12,6 +11,8 @@
 #include "comm/backends/mpi/backend.h"
 #include "comm/backends/shm/backend.h"
 #include "comm/init/choice.h"
+
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
@@ -91,6 +92,18 @@ std::shared_ptr<Backend> make_backend(std::string_view name, std::shared_ptr<Sto
   if (found != backends.end()) return found->make(name, std::move(store), rank, size, options);
   throw BadInput(
       formatted("backend: expected one of {}; found '{}'", listed(backend_names(), ", "), name));
+}
+
+// All ranks go through the directions in one order, so no two wait for each other.
+void connect(Group& group, const Directions& directions, std::optional<Duration> timeout) {
+  if (!has_streams(group)) return;
+  const CallOptions call{.tag = "connect", .timeout = timeout};
+  const at::Tensor message = at::zeros({1});
+  for (const auto& [source, destination] : directions) {
+    if (source == destination) continue;
+    if (group.rank() == source) group.send(message, destination, call).wait();
+    if (group.rank() == destination) group.recv(message, source, call).wait();
+  }
 }
 
 }  // namespace lockstep

@@ -1,13 +1,18 @@
-// The backends that join processes, by name.
+// The backends that join processes, by name, and the connections for messages.
 #pragma once
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/comm/backend.h>
+#include <lockstep/comm/group.h>
 #include <lockstep/store/store.h>
 
 #include "comm/backend/options.h"
 
 #include <memory>
+#include <optional>
+#include <set>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -24,5 +29,14 @@ namespace lockstep {
 [[nodiscard]] std::shared_ptr<Backend> make_backend(std::string_view name,
                                                     std::shared_ptr<Store> store, int rank,
                                                     int size, const BackendOptions& options);
+
+// The source and destination of messages, as ranks of a group.
+using Directions = std::set<std::pair<int, int>>;
+
+// Makes the connections for messages before the first step. Collective over the ranks of
+// `directions`, which are equal on all ranks, and blocking. If has_streams(group), sends a message
+// in each direction: with NCCL the first one makes the direction's communicator, which blocks and
+// allocates the GPU's memory. Else does nothing.
+void connect(Group& group, const Directions& directions, std::optional<Duration> timeout = {});
 
 }  // namespace lockstep

@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "base/escaped.h"
 #include "base/fingerprint.h"
-#include "comm/init/connect.h"
+#include "comm/init/backends.h"
 #include "dispatch/key.h"
 #include "dispatch/part.h"
 

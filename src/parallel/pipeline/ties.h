@@ -6,7 +6,7 @@
 // shard it in the same way on all of these ranks, and the ranks exchange the parts.
 #pragma once
 
-#include "comm/init/connect.h"
+#include "comm/init/backends.h"
 
 #include <lockstep/comm/group.h>
 #include <lockstep/parallel/handle.h>

@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "comm/init/connect.h"
+#include "comm/init/backends.h"
 #include "global/mesh_context.h"
 #include "module/checks.h"
 #include "module/tensors.h"
