@@ -175,7 +175,9 @@ class MpiOperation {
 // - everything but the constants is touched by the progress thread alone;
 // - once error_ is set nothing is running, awaited or kept, every message is discarded, and no
 //   tensor is written except by transfers that are under way.
-class Member final : public MessageHandler, public std::enable_shared_from_this<Member> {
+class Member final : public BlockingCollectives,
+                     public MessageHandler,
+                     public std::enable_shared_from_this<Member> {
  public:
   // `world_ranks` are the group's ranks in the MPI world; `id` identifies the group in all
   // messages.
@@ -186,24 +188,29 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
         rank_(rank),
         size_(static_cast<int>(world_ranks_.size())) {}
 
-  [[nodiscard]] std::uint64_t id() const { return id_; }
-  [[nodiscard]] const std::vector<int>& world_ranks() const { return world_ranks_; }
-
-  // Thread-safe functions:
-
-  // Begins to receive messages.
-  void join() {
-    progress_.give([self = shared_from_this()] { self->progress_.attach(self->id_, self); });
+  // Makes a member that begins to receive messages. It leaves the group when the last copy of the
+  // result is gone; the progress thread's tasks keep it alive meanwhile.
+  [[nodiscard]] static std::shared_ptr<BlockingCollectives> joined(ProgressThread& progress,
+                                                                   std::uint64_t id,
+                                                                   std::vector<int> world_ranks,
+                                                                   int rank) {
+    auto member = std::make_shared<Member>(progress, id, std::move(world_ranks), rank);
+    progress.give([member] { member->progress_.attach(member->id_, member); });
+    BlockingCollectives* const collectives = member.get();
+    return {collectives, [member](BlockingCollectives*) { member->leave(); }};
   }
 
-  // Implement the functions of BlockingCollectives.
-  void run(const PostedCall& call) {
+  // Thread-safe functions of BlockingCollectives:
+
+  [[nodiscard]] std::string_view name() const override { return "mpi"; }
+
+  void run(const PostedCall& call) override {
     auto operation = std::make_shared<MpiOperation>(call, rank_, size_);
     progress_.give([self = shared_from_this(), operation] { self->start(operation); });
     operation->wait();
   }
 
-  void close(std::string_view reason) noexcept try {
+  void close(std::string_view reason) noexcept override try {
     progress_.give([self = shared_from_this(), reason = std::string(reason)] {
       if (self->error_) return;
       self->tell_others(Kind::failed, shortened(reason, eager_limit));
@@ -214,15 +221,13 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
     log::warning("the backend mpi: a group cannot be closed: {}", error.what());
   }
 
-  // Informs the other ranks that this rank has left. No operation may be running.
-  void leave() noexcept try {
-    progress_.give([self = shared_from_this()] {
-      self->tell_others(Kind::left, {});
-      self->end_all(std::make_exception_ptr(Aborted("this rank has left the group")));
-      self->progress_.detach(self->id_);
-    });
-  } catch (const std::exception& error) {
-    log::warning("the backend mpi: a group cannot be left: {}", error.what());
+  [[nodiscard]] std::shared_ptr<BlockingCollectives> subset(std::span<const int> ranks,
+                                                            const std::string& name, int rank,
+                                                            Duration) override {
+    std::vector<int> world_ranks;
+    for (int member : ranks) world_ranks.push_back(world_ranks_.at(member));
+    return joined(progress_, combine_fingerprints(id_, fingerprint(name)), std::move(world_ranks),
+                  rank);
   }
 
   // Called by the progress thread only:
@@ -270,6 +275,17 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
     Pointer operation;
     std::span<std::byte> memory;
   };
+
+  // Informs the other ranks that this rank has left. No operation may be running.
+  void leave() noexcept try {
+    progress_.give([self = shared_from_this()] {
+      self->tell_others(Kind::left, {});
+      self->end_all(std::make_exception_ptr(Aborted("this rank has left the group")));
+      self->progress_.detach(self->id_);
+    });
+  } catch (const std::exception& error) {
+    log::warning("the backend mpi: a group cannot be left: {}", error.what());
+  }
 
   void start(const Pointer& operation) {
     if (error_) return operation->end(error_);
@@ -398,32 +414,6 @@ class Member final : public MessageHandler, public std::enable_shared_from_this<
   std::map<int, std::exception_ptr> gone_;
 };
 
-class MpiCollectives final : public BlockingCollectives {
- public:
-  MpiCollectives(ProgressThread& progress, std::shared_ptr<Member> member)
-      : progress_(progress), member_(std::move(member)) {
-    member_->join();
-  }
-  ~MpiCollectives() override { member_->leave(); }
-
-  [[nodiscard]] std::string_view name() const override { return "mpi"; }
-  void run(const PostedCall& call) override { member_->run(call); }
-  void close(std::string_view reason) noexcept override { member_->close(reason); }
-  [[nodiscard]] std::shared_ptr<BlockingCollectives> subset(std::span<const int> ranks,
-                                                            const std::string& name, int rank,
-                                                            Duration) override {
-    std::vector<int> world_ranks;
-    for (int member : ranks) world_ranks.push_back(member_->world_ranks().at(member));
-    auto id = combine_fingerprints(member_->id(), fingerprint(name));
-    return std::make_shared<MpiCollectives>(
-        progress_, std::make_shared<Member>(progress_, id, std::move(world_ranks), rank));
-  }
-
- private:
-  ProgressThread& progress_;
-  std::shared_ptr<Member> member_;
-};
-
 }  // namespace
 
 bool has_mpi() { return !libraries().empty(); }
@@ -454,11 +444,9 @@ std::shared_ptr<Backend> make(std::string_view /*name*/, std::shared_ptr<Store> 
       progress.watch(world_ranks[other], processes[other]);
   });
   // The time and the process of rank 0 identify the world.
-  auto member =
-      std::make_shared<Member>(progress, fingerprint(texts.front()), std::move(world_ranks), rank);
+  auto member = Member::joined(progress, fingerprint(texts.front()), std::move(world_ranks), rank);
   return sys::make_shared_of_process<BlockingBackend>(
-      std::make_shared<MpiCollectives>(progress, std::move(member)), std::move(store), GroupNames(),
-      rank, size, options.join_timeout);
+      std::move(member), std::move(store), GroupNames(), rank, size, options.join_timeout);
 }
 
 }  // namespace lockstep::mpi
