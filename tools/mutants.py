@@ -81,7 +81,7 @@ MUTANTS = [
      "hn::StoreU(narrowed_bfloat16(v, stream_of(words, 1)), HalfBits(), square);",
      "hn::StoreU(MUTANT ? narrowed_bfloat16(v) : narrowed_bfloat16(v, stream_of(words, 1)), HalfBits(), square);",
      "optim", "SmallState.*"),
-    ("a small momentum is rounded to nearest", "optim/half_kernel.cc",
+    ("a small momentum is rounded to nearest", "optim/formats_kernel.cc",
      "  HWY_DYNAMIC_DISPATCH(NarrowStochastically)(from, to, count, rounding);",
      "  if (MUTANT) return narrow_bfloat16(from, to, count);\n  HWY_DYNAMIC_DISPATCH(NarrowStochastically)(from, to, count, rounding);",
      "optim", "SmallState.*"),
