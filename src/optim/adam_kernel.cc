@@ -72,19 +72,10 @@ struct Kind {
   static constexpr bool transformed = is_transformed;  // the gradient is scaled or clamped first
 };
 
-// Pointers to one vector of each array.
-template <class Stored>
-struct Pointers {
-  float* parameter;
-  const float* gradient;
-  Stored* average;
-  Stored* square;
-  float* greatest_square;
-};
-
-template <class Kind, class Stored>
+// `at` points to one vector of each array; its count is not used.
+template <class Kind, class Span>
 HWY_INLINE void update_lanes(const AdamLanes& c, const typename Kind::Format& format,
-                             const Pointers<Stored>& at, std::size_t place) {
+                             const Span& at, std::size_t place) {
   const FloatTag tag;
   prefetch_ahead(at.parameter);
   prefetch_ahead(at.gradient);
@@ -122,8 +113,7 @@ void update_rest(const AdamLanes& c, const typename Kind::Format& format, Span s
   LaneBuffer<Stored> average(span.average + begin, count), square(span.square + begin, count);
   LaneBuffer<float> greatest(Kind::amsgrad ? span.greatest_square + begin : nullptr,
                              Kind::amsgrad ? count : 0);
-  Pointers<Stored> at{parameter.values, gradient.values, average.values, square.values,
-                      greatest.values};
+  const Span at{parameter.values, gradient.values, average.values, square.values, greatest.values};
   update_lanes<Kind>(c, format, at, begin);
   parameter.store(span.parameter + begin);
   average.store(span.average + begin);
@@ -138,9 +128,8 @@ void update_span(const AdamLanes& c, const typename Kind::Format& format, Span s
   auto count = static_cast<std::size_t>(span.count);
   std::size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    Pointers<typename Kind::Format::Stored> at{span.parameter + i, span.gradient + i,
-                                               span.average + i, span.square + i,
-                                               Kind::amsgrad ? span.greatest_square + i : nullptr};
+    const Span at{span.parameter + i, span.gradient + i, span.average + i, span.square + i,
+                  Kind::amsgrad ? span.greatest_square + i : nullptr};
     update_lanes<Kind>(c, format, at, i);
   }
   update_rest<Kind>(c, format, span, i);

@@ -21,42 +21,39 @@ namespace lockstep::optim {
 //
 // (torch divides by the square root of which `unbias` is the reciprocal. A product saves a division
 // in a loop that must keep up with the memory.)
-struct AdamConstants {
-  float factor = 1;
-  float limit = 0;
-  float decay = 0;         // Adam's weight decay; 0 for AdamW
-  float decay_factor = 1;  // 1 - lr * weight decay for AdamW; 1 for Adam
-  float beta1 = 0, new1 = 0;
-  float beta2 = 0, new2 = 0;
-  float unbias = 1;  // 1 / sqrt(1 - beta2^t)
-  float eps = 0;
-  float step_size = 0;  // lr / (1 - beta1^t)
+template <class Real>
+struct AdamConstantsOf {
+  Real factor = 1;
+  Real limit = 0;
+  Real decay = 0;         // Adam's weight decay; 0 for AdamW
+  Real decay_factor = 1;  // 1 - lr * weight decay for AdamW; 1 for Adam
+  Real beta1 = 0, new1 = 0;
+  Real beta2 = 0, new2 = 0;
+  Real unbias = 1;  // 1 / sqrt(1 - beta2^t)
+  Real eps = 0;
+  Real step_size = 0;  // lr / (1 - beta1^t)
 };
+using AdamConstants = AdamConstantsOf<float>;  // tests also use double
 
 // Parallel arrays of `count` elements each; any alignment, no overlap.
-struct AdamSpan {
+template <class Stored>
+struct AdamSpanOf {
   float* parameter = nullptr;
   const float* gradient = nullptr;
-  float* average = nullptr;
-  float* square = nullptr;
+  Stored* average = nullptr;
+  Stored* square = nullptr;
   float* greatest_square = nullptr;  // null: not amsgrad
   std::int64_t count = 0;
 };
+using AdamSpan = AdamSpanOf<float>;
+using SmallAdamSpan = AdamSpanOf<std::uint16_t>;  // m and v in bfloat16, as bits
 
 // Uses the widest vectors of this processor. Thread-safe.
 void update_adam(const AdamConstants& constants, const AdamSpan& span);
 
-// Overload for m and v in bfloat16 (as bits), which are widened before the update and rounded
-// stochastically after it. Element i of the span uses the hash of index first + i: stream 0 for m
-// and stream 1 for v.
-struct SmallAdamSpan {
-  float* parameter = nullptr;
-  const float* gradient = nullptr;
-  std::uint16_t* average = nullptr;
-  std::uint16_t* square = nullptr;
-  float* greatest_square = nullptr;
-  std::int64_t count = 0;
-};
+// Overload for m and v in bfloat16, which are widened before the update and rounded stochastically
+// after it. Element i of the span uses the hash of index first + i: stream 0 for m and stream 1 for
+// v.
 void update_adam(const AdamConstants& constants, const SmallAdamSpan& span,
                  const StochasticRounding& rounding);
 

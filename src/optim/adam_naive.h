@@ -11,16 +11,9 @@
 
 namespace lockstep::optim {
 
-template <class Real>
-struct NaiveAdamConstants {
-  Real factor = 1, limit = 0, decay = 0, decay_factor = 1;
-  Real beta1 = 0, new1 = 0, beta2 = 0, new2 = 0;
-  Real unbias = 1, eps = 0, step_size = 0;
-};
-
 // `greatest_square` is empty without amsgrad; the other spans have equal lengths.
 template <class Real>
-void naive_adam(const NaiveAdamConstants<Real>& c, std::span<Real> parameter,
+void naive_adam(const AdamConstantsOf<Real>& c, std::span<Real> parameter,
                 std::span<const Real> gradient, std::span<Real> average, std::span<Real> square,
                 std::span<Real> greatest_square) {
   for (std::size_t i = 0; i < parameter.size(); ++i) {

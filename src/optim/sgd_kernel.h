@@ -13,16 +13,18 @@ namespace lockstep::optim {
 //   b = first ? g : fma(g, undamped, b * momentum)          only with a momentum buffer,
 //   g = nesterov ? fma(b, momentum, g) : b                  and so is this
 //   w = fma(g, -lr, w)
-struct SgdConstants {
-  float factor = 1;
-  float limit = 0;
-  float decay = 0;
-  float momentum = 0;
-  float undamped = 1;  // 1 - dampening
-  float lr = 0;
+template <class Real>
+struct SgdConstantsOf {
+  Real factor = 1;
+  Real limit = 0;
+  Real decay = 0;
+  Real momentum = 0;
+  Real undamped = 1;  // 1 - dampening
+  Real lr = 0;
   bool nesterov = false;
   bool first = false;  // the buffer has no values yet
 };
+using SgdConstants = SgdConstantsOf<float>;  // tests also use double
 
 // Parallel arrays of `count` elements each; any alignment, no overlap.
 struct SgdSpan {

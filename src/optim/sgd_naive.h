@@ -10,15 +10,9 @@
 
 namespace lockstep::optim {
 
-template <class Real>
-struct NaiveSgdConstants {
-  Real factor = 1, limit = 0, decay = 0, momentum = 0, undamped = 1, lr = 0;
-  bool nesterov = false, first = false;
-};
-
 // `momentum_buffer` is empty without momentum.
 template <class Real>
-void naive_sgd(const NaiveSgdConstants<Real>& c, std::span<Real> parameter,
+void naive_sgd(const SgdConstantsOf<Real>& c, std::span<Real> parameter,
                std::span<const Real> gradient, std::span<Real> momentum_buffer) {
   for (std::size_t i = 0; i < parameter.size(); ++i) {
     Real g = std::clamp(gradient[i] * c.factor, -c.limit, c.limit);

@@ -97,16 +97,16 @@ Numbers adam_truth(const Options& options, bool decoupled) {
   double lr = options.lr(), decay = options.weight_decay();
   for (int step = 0; step < all_steps; ++step) {
     at::Tensor g = flat(gradients_of_step(step, parameters)).to(at::kDouble);
-    NaiveAdamConstants<double> c{.limit = no_limit,
-                                 .decay = decoupled ? 0 : decay,
-                                 .decay_factor = decoupled ? 1 - lr * decay : 1,
-                                 .beta1 = beta1,
-                                 .new1 = 1 - beta1,
-                                 .beta2 = beta2,
-                                 .new2 = 1 - beta2,
-                                 .unbias = 1 / std::sqrt(1 - std::pow(beta2, step + 1)),
-                                 .eps = options.eps(),
-                                 .step_size = lr / (1 - std::pow(beta1, step + 1))};
+    AdamConstantsOf<double> c{.limit = no_limit,
+                              .decay = decoupled ? 0 : decay,
+                              .decay_factor = decoupled ? 1 - lr * decay : 1,
+                              .beta1 = beta1,
+                              .new1 = 1 - beta1,
+                              .beta2 = beta2,
+                              .new2 = 1 - beta2,
+                              .unbias = 1 / std::sqrt(1 - std::pow(beta2, step + 1)),
+                              .eps = options.eps(),
+                              .step_size = lr / (1 - std::pow(beta1, step + 1))};
     naive_adam<double>(c, span_of(w), span_of(g), span_of(m), span_of(v), span_of(x));
   }
   return {w, {}};
@@ -163,13 +163,13 @@ Numbers sgd_truth(const torch::optim::SGDOptions& options) {
   at::Tensor b = options.momentum() != 0 ? at::zeros_like(w) : at::zeros({0}, at::kDouble);
   for (int step = 0; step < all_steps; ++step) {
     at::Tensor g = flat(gradients_of_step(step, parameters)).to(at::kDouble);
-    NaiveSgdConstants<double> c{.limit = no_limit,
-                                .decay = options.weight_decay(),
-                                .momentum = options.momentum(),
-                                .undamped = 1 - options.dampening(),
-                                .lr = options.lr(),
-                                .nesterov = options.nesterov(),
-                                .first = step == 0};
+    SgdConstantsOf<double> c{.limit = no_limit,
+                             .decay = options.weight_decay(),
+                             .momentum = options.momentum(),
+                             .undamped = 1 - options.dampening(),
+                             .lr = options.lr(),
+                             .nesterov = options.nesterov(),
+                             .first = step == 0};
     naive_sgd<double>(c, span_of(w), span_of(g), span_of(b));
   }
   return {w, {}};

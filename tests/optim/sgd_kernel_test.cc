@@ -28,9 +28,7 @@ void run_both(const SgdConstants& c, std::size_t count, bool buffered) {
                  .gradient = gradient.data(),
                  .momentum_buffer = buffered ? buffer.data() : nullptr,
                  .count = static_cast<std::int64_t>(count)});
-  NaiveSgdConstants<float> naive{c.factor,   c.limit, c.decay,    c.momentum,
-                                 c.undamped, c.lr,    c.nesterov, c.first};
-  naive_sgd<float>(naive, std::span(slow_parameter).first(count), std::span(gradient).first(count),
+  naive_sgd<float>(c, std::span(slow_parameter).first(count), std::span(gradient).first(count),
                    buffered ? std::span(slow_buffer).first(count) : std::span<float>());
   EXPECT_EQ(parameter, slow_parameter) << count;
   EXPECT_EQ(buffer, slow_buffer) << count;
