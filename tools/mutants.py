@@ -77,7 +77,7 @@ MUTANTS = [
      "optim", "Clipping.*"),
     ("an overflow leaves the scale", "optim/grad_scaler.cc",
      "    scale_ *= options_.backoff_factor;", "    if (!MUTANT) scale_ *= options_.backoff_factor;", "optim", "GradScaler.*"),
-    ("Adam's small states are rounded to nearest", "optim/adam_kernel.cc",
+    ("Adam's small states are rounded to nearest", "optim/update_kernel.cc",
      "hn::StoreU(narrowed_bfloat16(v, stream_of(words, 1)), HalfBits(), square);",
      "hn::StoreU(MUTANT ? narrowed_bfloat16(v) : narrowed_bfloat16(v, stream_of(words, 1)), HalfBits(), square);",
      "optim", "SmallState.*"),

@@ -1,6 +1,6 @@
-#include "optim/adam_kernel.h"
 #include "optim/state_tensors.h"
 #include "optim/update_entry.h"
+#include "optim/update_kernel.h"
 
 #include <lockstep/optim/adamw.h>
 

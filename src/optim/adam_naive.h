@@ -1,8 +1,8 @@
-// The naive Adam step: the formulas of adam_kernel.h as a loop over elements. Tests compare the
+// The naive Adam step: the formulas of update_kernel.h as a loop over elements. Tests compare the
 // fast kernel with it, bit for bit in float, and use the double version as the exact result.
 #pragma once
 
-#include "optim/adam_kernel.h"
+#include "optim/update_kernel.h"
 
 #include <algorithm>
 #include <cmath>

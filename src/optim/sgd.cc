@@ -1,8 +1,8 @@
 #include <lockstep/optim/sgd.h>
 
-#include "optim/sgd_kernel.h"
 #include "optim/state_tensors.h"
 #include "optim/update_entry.h"
+#include "optim/update_kernel.h"
 
 #include <ATen/ops/_fused_sgd.h>
 #include <torch/optim/serialize.h>

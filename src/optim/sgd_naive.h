@@ -1,7 +1,7 @@
-// The naive SGD step: the formulas of sgd_kernel.h as a loop over elements, for the tests.
+// The naive SGD step: the formulas of update_kernel.h as a loop over elements, for the tests.
 #pragma once
 
-#include "optim/sgd_kernel.h"
+#include "optim/update_kernel.h"
 
 #include <algorithm>
 #include <cmath>

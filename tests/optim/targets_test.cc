@@ -1,8 +1,7 @@
 // Kernels for every instruction set of this host: conversions and rounding are equal bit for bit,
 // and updates are equal up to the rounding that fused multiply-add saves.
-#include "optim/adam_kernel.h"
 #include "optim/formats_kernel.h"
-#include "optim/sgd_kernel.h"
+#include "optim/update_kernel.h"
 
 #include "optim/support.h"
 

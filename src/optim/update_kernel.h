@@ -1,5 +1,5 @@
-// The arithmetic of one Adam or AdamW step on float32 memory, in one pass: each number is read once
-// and written once. adam_naive.h has the same arithmetic as a plain loop.
+// The arithmetic of one Adam, AdamW or SGD step on float32 memory, in one pass: each number is read
+// once and written once. adam_naive.h and sgd_naive.h have the same arithmetic as plain loops.
 #pragma once
 
 #include "optim/formats_kernel.h"
@@ -8,8 +8,8 @@
 
 namespace lockstep::optim {
 
-// One update of a parameter w with gradient g. Order and rounding are those of torch::optim (fma
-// rounds once; every other operation rounds its own result):
+// One Adam or AdamW update of a parameter w with gradient g. Order and rounding are those of
+// torch::optim (fma rounds once; every other operation rounds its own result):
 //
 //   g = clamp(g * factor, -limit, limit)
 //   g = fma(w, decay, g)                            unless decay is 0
@@ -56,5 +56,36 @@ void update_adam(const AdamConstants& constants, const AdamSpan& span);
 // v.
 void update_adam(const AdamConstants& constants, const SmallAdamSpan& span,
                  const StochasticRounding& rounding);
+
+// One SGD update of a parameter w with gradient g, rounded as torch::optim::SGD does:
+//
+//   g = clamp(g * factor, -limit, limit)
+//   g = fma(w, decay, g)                                   unless decay is 0
+//   b = first ? g : fma(g, undamped, b * momentum)          only with a momentum buffer,
+//   g = nesterov ? fma(b, momentum, g) : b                  and so is this
+//   w = fma(g, -lr, w)
+template <class Real>
+struct SgdConstantsOf {
+  Real factor = 1;
+  Real limit = 0;
+  Real decay = 0;
+  Real momentum = 0;
+  Real undamped = 1;  // 1 - dampening
+  Real lr = 0;
+  bool nesterov = false;
+  bool first = false;  // the buffer has no values yet
+};
+using SgdConstants = SgdConstantsOf<float>;  // tests also use double
+
+// Parallel arrays of `count` elements each; any alignment, no overlap.
+struct SgdSpan {
+  float* parameter = nullptr;
+  const float* gradient = nullptr;
+  float* momentum_buffer = nullptr;  // null: no momentum
+  std::int64_t count = 0;
+};
+
+// Uses the widest vectors of this processor. Thread-safe.
+void update_sgd(const SgdConstants& constants, const SgdSpan& span);
 
 }  // namespace lockstep::optim
