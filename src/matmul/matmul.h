@@ -4,9 +4,9 @@
 // LibTorch passes float32 products to MKL. On processors with AVX-512 from other vendors than
 // Intel, MKL uses instructions of half the width; oneDNN, which is also part of LibTorch, does not
 // check the vendor. choose() registers kernels for these three operations. The kernels pass a
-// product to oneDNN if oneDNN is faster (onednn.h), and every other product to LibTorch's own
-// kernel, with bitwise the same results as before. Modules, autograd formulas and local products of
-// global tensors all go through the dispatcher, so they use these kernels without any change.
+// product to oneDNN if oneDNN is faster, and every other product to LibTorch's own kernel, with
+// bitwise the same results as before. Modules, autograd formulas and local products of global
+// tensors all go through the dispatcher, so they use these kernels without any change.
 //
 // The choice holds for the whole process, like the number of threads, until the next call of
 // choose(). The kernels stay registered until the process exits, because a backward pass can run at
@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace lockstep::matmul {
@@ -36,5 +37,17 @@ void choose(std::optional<bool> onednn);
 
 // Returns the number of products that oneDNN has computed in this process.
 [[nodiscard]] std::uint64_t onednn_products();
+
+namespace onednn {
+
+// Returns an empty string if oneDNN can be used, otherwise a short reason. The first call takes a
+// few milliseconds: it computes small products with known results.
+[[nodiscard]] const std::string& missing();
+
+// Returns the size of the first piece of `count` rows: the largest number up to `count` with five
+// significant bits.
+[[nodiscard]] std::int64_t next_piece(std::int64_t count);
+
+}  // namespace onednn
 
 }  // namespace lockstep::matmul

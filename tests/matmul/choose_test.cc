@@ -1,7 +1,6 @@
 // Tests which products go to oneDNN, and that all others are the same as without registered
 // kernels.
 #include "matmul/chosen.h"
-#include "matmul/onednn.h"
 #include "support/messages.h"
 #include "support/processes.h"
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "matmul/matmul.h"
-#include "matmul/onednn.h"
 
 #include <gtest/gtest.h>
 

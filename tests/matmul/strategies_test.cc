@@ -6,7 +6,6 @@
 #include <lockstep/parallel/sharded/fully_shard.h>
 
 #include "matmul/matmul.h"
-#include "matmul/onednn.h"
 #include "parallel/tensor/support.h"
 #include "support/torch/backend_test.h"
 
