@@ -83,7 +83,7 @@ MUTANTS = [
      "optim", "SmallState.*"),
     ("a small momentum is rounded to nearest", "optim/formats_kernel.cc",
      "  HWY_DYNAMIC_DISPATCH(NarrowStochastically)(from, to, count, rounding);",
-     "  if (MUTANT) return narrow_bfloat16(from, to, count);\n  HWY_DYNAMIC_DISPATCH(NarrowStochastically)(from, to, count, rounding);",
+     "  if (MUTANT) return narrow(c10::ScalarType::BFloat16, from, to, count);\n  HWY_DYNAMIC_DISPATCH(NarrowStochastically)(from, to, count, rounding);",
      "optim", "SmallState.*"),
     ("a sparse operand is let through", "dispatch/key.cc",
      "    if (keys.has(our_key)) {", "    if (!MUTANT && keys.has(our_key)) {", "dispatch", "DispatchKey.*"),

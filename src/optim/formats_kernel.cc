@@ -304,20 +304,14 @@ HWY_EXPORT(WriteBlocks);
 HWY_EXPORT(SumOfSquares);
 }  // namespace
 
-void widen_half(const std::uint16_t* from, float* to, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(WidenHalf)(from, to, count);
+void widen(c10::ScalarType dtype, const std::uint16_t* from, float* to, std::int64_t count) {
+  dtype == c10::ScalarType::Half ? HWY_DYNAMIC_DISPATCH(WidenHalf)(from, to, count)
+                                 : HWY_DYNAMIC_DISPATCH(WidenBFloat16)(from, to, count);
 }
 
-void widen_bfloat16(const std::uint16_t* from, float* to, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(WidenBFloat16)(from, to, count);
-}
-
-void narrow_half(const float* from, std::uint16_t* to, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(NarrowHalf)(from, to, count);
-}
-
-void narrow_bfloat16(const float* from, std::uint16_t* to, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(NarrowBFloat16)(from, to, count);
+void narrow(c10::ScalarType dtype, const float* from, std::uint16_t* to, std::int64_t count) {
+  dtype == c10::ScalarType::Half ? HWY_DYNAMIC_DISPATCH(NarrowHalf)(from, to, count)
+                                 : HWY_DYNAMIC_DISPATCH(NarrowBFloat16)(from, to, count);
 }
 
 void narrow_bfloat16(const float* from, std::uint16_t* to, std::int64_t count,
@@ -325,12 +319,9 @@ void narrow_bfloat16(const float* from, std::uint16_t* to, std::int64_t count,
   HWY_DYNAMIC_DISPATCH(NarrowStochastically)(from, to, count, rounding);
 }
 
-void follow_half(const std::uint16_t* bits, float* master, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(FollowHalf)(bits, master, count);
-}
-
-void follow_bfloat16(const std::uint16_t* bits, float* master, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(FollowBFloat16)(bits, master, count);
+void follow(c10::ScalarType dtype, const std::uint16_t* bits, float* master, std::int64_t count) {
+  dtype == c10::ScalarType::Half ? HWY_DYNAMIC_DISPATCH(FollowHalf)(bits, master, count)
+                                 : HWY_DYNAMIC_DISPATCH(FollowBFloat16)(bits, master, count);
 }
 
 void read_blocks(Codes codes, const std::uint8_t* from, const float* scales, float* to,

@@ -8,21 +8,20 @@
 #define HWY_DISABLED_TARGETS \
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 
 namespace lockstep::optim {
 
-// Convert IEEE half and bfloat16 numbers, given as bits.
-void widen_half(const std::uint16_t* from, float* to, std::int64_t count);
-void widen_bfloat16(const std::uint16_t* from, float* to, std::int64_t count);
-// Round to nearest, ties to even; NaN stays NaN.
-void narrow_half(const float* from, std::uint16_t* to, std::int64_t count);
-void narrow_bfloat16(const float* from, std::uint16_t* to, std::int64_t count);
+// Conversions of IEEE half and bfloat16 numbers, given as bits. `dtype`: Half or BFloat16.
+void widen(c10::ScalarType dtype, const std::uint16_t* from, float* to, std::int64_t count);
+// Rounds to nearest, ties to even; NaN stays NaN.
+void narrow(c10::ScalarType dtype, const float* from, std::uint16_t* to, std::int64_t count);
 
 // If `bits` are not the rounding of `master`, other code has written them: sets `master` to their
 // value.
-void follow_half(const std::uint16_t* bits, float* master, std::int64_t count);
-void follow_bfloat16(const std::uint16_t* bits, float* master, std::int64_t count);
+void follow(c10::ScalarType dtype, const std::uint16_t* bits, float* master, std::int64_t count);
 
 // Random numbers by index: element i of a call gets 16 bits of hash(first + i, key), so they do not
 // depend on the split into calls or the number of threads. Two numbers of one index are independent

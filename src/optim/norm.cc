@@ -49,8 +49,7 @@ double sum_of_16_bits(const at::Tensor& gradient, std::int64_t begin, std::int64
   double sum = 0;
   for (; begin < end; begin += std::ssize(buffer)) {
     std::int64_t count = std::min(std::ssize(buffer), end - begin);
-    gradient.scalar_type() == at::kHalf ? widen_half(bits + begin, buffer.data(), count)
-                                        : widen_bfloat16(bits + begin, buffer.data(), count);
+    widen(gradient.scalar_type(), bits + begin, buffer.data(), count);
     sum += sum_of_floats(buffer.data(), count, transform);
   }
   return sum;

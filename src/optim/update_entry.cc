@@ -110,8 +110,8 @@ void copy_back(std::vector<UpdateEntry>& entries) {
 
 at::Tensor updated_tensor(const UpdateEntry& entry) {
   if (!entry.has_16_bits()) return entry.dense;
-  // As follow_bfloat16() of formats_kernel.h: if the parameter was written by other code, the
-  // master takes its values.
+  // As follow() of formats_kernel.h: if the parameter was written by other code, the master takes
+  // its values.
   at::Tensor same = entry.master->to(entry.dense.scalar_type()).eq(entry.dense);
   entry.master->copy_(at::where(same, *entry.master, entry.dense.to(at::kFloat)));
   return *entry.master;
@@ -204,18 +204,13 @@ bool goes_on(const ParameterSpan& first, const ParameterSpan& second) {
   return true;
 }
 
-void widen(c10::ScalarType dtype, const std::byte* from, float* to, std::int64_t count) {
-  auto* bits = reinterpret_cast<const std::uint16_t*>(from);
-  dtype == c10::ScalarType::Half ? widen_half(bits, to, count) : widen_bfloat16(bits, to, count);
-}
-
 float* open(const StateBuffer& state, std::int64_t begin, std::int64_t count, float* buffer) {
   const std::byte* data = state.data + begin * bytes_of(state.format);
   switch (state.format) {
     case StateFormat::float32:
       return reinterpret_cast<float*>(state.data) + begin;
     case StateFormat::bfloat16:
-      widen_bfloat16(reinterpret_cast<const std::uint16_t*>(data), buffer, count);
+      widen(at::kBFloat16, reinterpret_cast<const std::uint16_t*>(data), buffer, count);
       break;
     case StateFormat::blockwise:
       read_blocks(state.codes, reinterpret_cast<const std::uint8_t*>(data),
@@ -311,8 +306,7 @@ Tile::Tile(const ParameterSpan& span, std::int64_t begin, std::int64_t count, st
           open(span.state[i], begin, count, state_buffers_[std::min<std::size_t>(i, 1)].data());
   if (span.master == nullptr) return;
   auto* bits = reinterpret_cast<const std::uint16_t*>(span.parameter + begin * 2);
-  span.dtype == c10::ScalarType::Half ? follow_half(bits, span.master + begin, count)
-                                      : follow_bfloat16(bits, span.master + begin, count);
+  follow(span.dtype, bits, span.master + begin, count);
 }
 
 void Tile::take_gradient() {
@@ -325,7 +319,9 @@ void Tile::take_gradient() {
   else
     gradient = span_.gradient + begin_ * bytes_of(span_.gradient_dtype);
   gradient_ = is_float ? reinterpret_cast<const float*>(gradient) : gradient_buffer_.data();
-  if (!is_float) widen(span_.gradient_dtype, gradient, gradient_buffer_.data(), count_);
+  if (is_float) return;
+  auto* bits = reinterpret_cast<const std::uint16_t*>(gradient);
+  widen(span_.gradient_dtype, bits, gradient_buffer_.data(), count_);
 }
 
 float* Tile::parameter() const {
@@ -341,8 +337,7 @@ void Tile::close() {
                    {.key = key_, .first = place, .stream = i});
   if (span_.master == nullptr) return;
   auto* bits = reinterpret_cast<std::uint16_t*>(span_.parameter + begin_ * 2);
-  span_.dtype == c10::ScalarType::Half ? narrow_half(span_.master + begin_, bits, count_)
-                                       : narrow_bfloat16(span_.master + begin_, bits, count_);
+  narrow(span_.dtype, span_.master + begin_, bits, count_);
 }
 
 }  // namespace lockstep::optim

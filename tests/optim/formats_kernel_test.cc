@@ -32,16 +32,13 @@ TEST(Formats, NarrowAndWidenAsTensorsDo) {
   for (std::int64_t count : {0, 1, 7, 8, 9, 31, 1000}) {
     at::Tensor values = some_floats(count);
     for (at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
-      bool half = dtype == at::kHalf;
       at::Tensor expected = values.to(dtype), found = torch::zeros({count}, dtype);
       const float* from = values.const_data_ptr<float>();
-      half ? narrow_half(from, bits_of(found), count)
-           : narrow_bfloat16(from, bits_of(found), count);
+      narrow(dtype, from, bits_of(found), count);
       EXPECT_TRUE(at::allclose(found, expected, 0, 0, /*equal_nan=*/true)) << dtype << count;
       at::Tensor wide = torch::zeros({count});
       float* to = wide.mutable_data_ptr<float>();
-      half ? widen_half(bits_of(expected), to, count)
-           : widen_bfloat16(bits_of(expected), to, count);
+      widen(dtype, bits_of(expected), to, count);
       EXPECT_TRUE(at::allclose(wide, expected.to(at::kFloat), 0, 0, true)) << dtype << count;
     }
   }
@@ -53,8 +50,7 @@ TEST(Formats, MastersFollowWhatWasWrittenFromOutside) {
     at::Tensor before = master.clone(), bits = master.to(dtype);
     bits[5] = 2.5;
     bits[36] = -1.25;
-    dtype == at::kHalf ? follow_half(bits_of(bits), master.mutable_data_ptr<float>(), 37)
-                       : follow_bfloat16(bits_of(bits), master.mutable_data_ptr<float>(), 37);
+    follow(dtype, bits_of(bits), master.mutable_data_ptr<float>(), 37);
     before[5] = 2.5;
     before[36] = -1.25;
     EXPECT_TRUE(at::equal(master, before)) << dtype;

@@ -65,12 +65,12 @@ TEST(Targets, ConvertTo16BitsAlike) {
                plain = torch::zeros({count}, at::kBFloat16);
     at::Tensor stochastic = plain.clone(), wide = torch::zeros({count}), wide_half = wide.clone();
     const float* from = values.const_data_ptr<float>();
-    narrow_half(from, bits_of(half), count);
-    narrow_bfloat16(from, bits_of(plain), count);
+    narrow(at::kHalf, from, bits_of(half), count);
+    narrow(at::kBFloat16, from, bits_of(plain), count);
     narrow_bfloat16(from, bits_of(stochastic), count, {.key = 3, .first = 9});
-    widen_half(bits_of(half), wide_half.mutable_data_ptr<float>(), count);
-    widen_bfloat16(bits_of(plain), wide.mutable_data_ptr<float>(), count);
-    follow_half(bits_of(half), values.mutable_data_ptr<float>(), count);
+    widen(at::kHalf, bits_of(half), wide_half.mutable_data_ptr<float>(), count);
+    widen(at::kBFloat16, bits_of(plain), wide.mutable_data_ptr<float>(), count);
+    follow(at::kHalf, bits_of(half), values.mutable_data_ptr<float>(), count);
     return std::vector<at::Tensor>{half.view(at::kShort),
                                    plain.view(at::kShort),
                                    stochastic.view(at::kShort),

@@ -95,10 +95,10 @@ TEST(AdamKernel, KeepsBFloat16AsItsPartsWould) {
     auto n = static_cast<std::int64_t>(count);
     std::vector<std::uint16_t> average(count), square(count), expected_average(count),
         expected_square(count);
-    narrow_bfloat16(fast.average.data(), average.data(), n);
-    narrow_bfloat16(fast.square.data(), square.data(), n);
-    widen_bfloat16(average.data(), slow.average.data(), n);
-    widen_bfloat16(square.data(), slow.square.data(), n);
+    narrow(at::kBFloat16, fast.average.data(), average.data(), n);
+    narrow(at::kBFloat16, fast.square.data(), square.data(), n);
+    widen(at::kBFloat16, average.data(), slow.average.data(), n);
+    widen(at::kBFloat16, square.data(), slow.square.data(), n);
     StochasticRounding rounding{.key = 5, .first = 77};
     update_adam(some_constants(),
                 SmallAdamSpan{.parameter = fast.parameter.data(),

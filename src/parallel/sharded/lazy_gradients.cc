@@ -27,11 +27,9 @@ constexpr std::int64_t buffer_bytes = 1 << 13;  // of numbers on their way to an
 
 void convert(c10::ScalarType dtype, const std::byte* from, c10::ScalarType wanted, void* to,
              std::int64_t count) {
-  auto* bits = reinterpret_cast<const std::uint16_t*>(from);
-  auto* floats = static_cast<float*>(to);
-  if (wanted == at::kFloat && dtype == at::kBFloat16)
-    return optim::widen_bfloat16(bits, floats, count);
-  if (wanted == at::kFloat && dtype == at::kHalf) return optim::widen_half(bits, floats, count);
+  if (wanted == at::kFloat && (dtype == at::kBFloat16 || dtype == at::kHalf))
+    return optim::widen(dtype, reinterpret_cast<const std::uint16_t*>(from),
+                        static_cast<float*>(to), count);
   at::from_blob(to, {count}, wanted)
       .copy_(at::from_blob(const_cast<std::byte*>(from), {count}, dtype));
 }
