@@ -322,8 +322,12 @@ class PartsWriter {
     std::vector<std::int64_t> own;
     for (const Shard& shard : shards_)
       own.insert(own.end(), shard.checksums.begin(), shard.checksums.end());
-    if (own.empty()) return;
-    const std::vector<std::int64_t> all = numbers_of_all(group_, own, part_call);
+    const auto count = static_cast<std::int64_t>(own.size());
+    if (count == 0) return;
+    std::vector<std::int64_t> all(group_.is_root() ? own.size() * group_.size() : 0);
+    at::Tensor to = group_.is_root() ? at::from_blob(all.data(), {group_.size() * count}, at::kLong)
+                                     : at::Tensor();
+    group_.gather(to, at::from_blob(own.data(), {count}, at::kLong), 0, part_call).wait();
     if (!group_.is_root()) return;
     std::size_t number = 0;
     for (Shard& shard : shards_)

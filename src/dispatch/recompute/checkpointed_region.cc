@@ -141,14 +141,15 @@ void CheckpointedRegion::take_results(Operation& operation, const Call& call,
     auto found = made.find(storage);
     if (found == made.end()) {
       const std::size_t entry = entries_.size();
-      const auto owner = std::make_shared<Activation>(shared_from_this(), entry);
+      Entry& added = entries_.emplace_back();
+      const auto owner = std::make_shared<Activation>(shared_from_this(), entry, added.is_there);
       LazyStorage lazy(static_cast<std::int64_t>(storage->nbytes()), memory.device(), owner, key_,
                        std::string(released_text), owner);
       lazy.attach(bytes_of(memory.storage()));
-      entries_.push_back({.storage = lazy.storage().getWeakStorageImpl(),
-                          .bytes = static_cast<std::int64_t>(storage->nbytes()),
-                          .is_kept = is_kept || model_->is_used_outside(block_, entry)});
-      if (is_kept) entries_.back().memory = bytes_of(memory.storage());
+      added.storage = lazy.storage().getWeakStorageImpl();
+      added.bytes = static_cast<std::int64_t>(storage->nbytes());
+      added.is_kept = is_kept || model_->is_used_outside(block_, entry);
+      if (is_kept) added.memory = bytes_of(memory.storage());
       found = made.emplace(storage, std::pair(entry, lazy.storage())).first;
     }
     const auto& [entry, storage_of_entry] = found->second;

@@ -23,8 +23,10 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -70,9 +72,9 @@ class CheckpointedRegion : public std::enable_shared_from_this<CheckpointedRegio
   friend class Activation;
 
   struct Entry {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
     std::int64_t bytes = 0;
-    bool is_there = true;
+    std::atomic<bool> is_there = true;  // has its memory; set after the memory was attached
     bool is_kept = false;
     bool is_read = false;
     bool is_changed = false;  // written after it was read
@@ -127,7 +129,7 @@ class CheckpointedRegion : public std::enable_shared_from_this<CheckpointedRegio
   const c10::DispatchKey key_;
   const std::weak_ptr<CheckpointedRegion> before_;
   std::recursive_mutex mutex_;  // recursive: operations that run again use the region's storages
-  std::vector<Entry> entries_;
+  std::deque<Entry> entries_;   // whose addresses stay
   std::vector<Operation> operations_;
   bool has_ended_ = false;
   std::vector<std::pair<std::size_t, at::Tensor>> returning_;  // by entry: its bytes
@@ -137,19 +139,26 @@ class CheckpointedRegion : public std::enable_shared_from_this<CheckpointedRegio
 // The owner of a storage of a region.
 class Activation final : public StorageOwner, public StorageRecord {
  public:
-  Activation(std::shared_ptr<CheckpointedRegion> region, std::size_t number)
-      : region_(std::move(region)), number_(number) {}
+  // `is_there`: of the entry, which the region owns.
+  Activation(std::shared_ptr<CheckpointedRegion> region, std::size_t number,
+             const std::atomic<bool>& is_there)
+      : region_(std::move(region)), number_(number), is_there_(is_there) {}
 
   [[nodiscard]] const CheckpointedRegion* region() const { return region_.get(); }
   [[nodiscard]] std::size_t number() const { return number_; }
 
-  void pin(const StorageUse& use) override { region_->pin(number_, use.writes); }
+  // A use of memory that is there takes no lock: the caller may hold a lock that operations of a
+  // block take when they run again, under the region's lock.
+  void pin(const StorageUse& use) override {
+    if (use.writes || !is_there_) region_->pin(number_, use.writes);
+  }
   void written() override {}
   void unpin() noexcept override {}
 
  private:
   const std::shared_ptr<CheckpointedRegion> region_;
   const std::size_t number_;
+  const std::atomic<bool>& is_there_;
 };
 
 // Returns the tensor with the values: `tensor` itself or its delegate's memory, else an undefined
