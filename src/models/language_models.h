@@ -1,4 +1,4 @@
-// Shared by the language models Gpt, Moe and Llama.
+// Shared by the language models Gpt, Moe and Llama, and by mixtures of experts.
 #pragma once
 
 #include <lockstep/models/gpt.h>
@@ -7,6 +7,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace lockstep::models {
 
@@ -26,5 +27,15 @@ void check_ids(const at::Tensor& ids, std::int64_t context_length, const char* w
 // Initialises weights as documented for GptImpl (lockstep/models/gpt.h), and experts like the
 // layers that they replace.
 void draw_weights(torch::nn::Module& module, std::int64_t layers);
+
+// Multiplies each of several groups of rows by the group's own matrix, such as an expert's: maps
+// rows [n, in] and weight [groups, out, in] to [n, out]. The first counts[0] rows belong to the
+// first group, the next counts[1] to the second, and so on. Differentiable once.
+[[nodiscard]] at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight,
+                                        const std::vector<std::int64_t>& counts);
+
+// Returns the elements of an int64 tensor on any device, such as counts for grouped_linear(). Waits
+// for the device.
+[[nodiscard]] std::vector<std::int64_t> numbers_of(const at::Tensor& counts);
 
 }  // namespace lockstep::models

@@ -1,6 +1,6 @@
 #include <lockstep/models/mixture.h>
 
-#include "models/grouped_linear.h"
+#include "models/language_models.h"
 
 #include <lockstep/base/error.h>
 

@@ -1,7 +1,7 @@
 #include "parallel/tensor/experts.h"
 
 #include "global/spec.h"
-#include "models/grouped_linear.h"
+#include "models/language_models.h"
 #include "module/tensors.h"
 #include "parallel/tensor/tensor_parallel_parameter.h"
 
