@@ -2,6 +2,7 @@
 
 #include "base/format.h"
 #include "comm/api/group_state.h"
+#include "comm/backend/posted_call.h"
 #include "comm/kernels/combine.h"
 
 #include <lockstep/base/error.h>
@@ -179,10 +180,6 @@ std::vector<std::int64_t> as_real(Counts counts, const at::Tensor& tensor) {
   return result;
 }
 
-std::int64_t begin_of(Counts counts, int rank) {
-  return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
-}
-
 }  // namespace
 
 Group::Group()
@@ -253,7 +250,7 @@ Work Group::all_gather(const at::Tensor& output, const at::Tensor& input, Counts
   check.alike(output, *from);
   check.elements(*from, "input", counts[rank()], "this rank's count");
   check.elements(output, "output", all, "the sum of the counts");
-  check.apart(output, *from, begin_of(counts, rank()));
+  check.apart(output, *from, part_begin(counts, all, size(), rank()));
   return state_->post({{.collective = Collective::all_gather,
                         .output_counts = all_equal(counts) ? Counts() : counts},
                        *from,
@@ -285,7 +282,7 @@ Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, Co
   check.reduces(op, from->scalar_type());
   check.elements(output, "output", counts[rank()], "this rank's count");
   check.elements(*from, "input", all, "the sum of the counts");
-  check.apart(*from, output, begin_of(counts, rank()));
+  check.apart(*from, output, part_begin(counts, all, size(), rank()));
   auto real_counts = as_real(all_equal(counts) ? Counts() : counts, *from);
   return state_->post(
       {{.collective = Collective::reduce_scatter, .op = op, .input_counts = real_counts},

@@ -2,6 +2,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <numeric>
 #include <utility>
 
 namespace lockstep {
@@ -27,6 +28,12 @@ PostedCall::PostedCall(const Call& call)
 std::int64_t part_elements(const std::vector<std::int64_t>& counts, std::int64_t all, int size,
                            int part) {
   return counts.empty() ? all / size : counts.at(part);
+}
+
+std::int64_t part_begin(std::span<const std::int64_t> counts, std::int64_t all, int size,
+                        int part) {
+  if (counts.empty()) return all / size * part;
+  return std::accumulate(counts.begin(), counts.begin() + part, std::int64_t{0});
 }
 
 Launched::Launched(c10::Stream posted_on, std::vector<at::Tensor> tensors)

@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <source_location>
+#include <span>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -45,6 +46,9 @@ struct PostedCall : CallRecord {
 // Returns the number of elements of part `part` of an even or uneven operand.
 [[nodiscard]] std::int64_t part_elements(const std::vector<std::int64_t>& counts, std::int64_t all,
                                          int size, int part);
+// Returns the offset of that part, in elements.
+[[nodiscard]] std::int64_t part_begin(std::span<const std::int64_t> counts, std::int64_t all,
+                                      int size, int part);
 
 // A call that was enqueued on a device's streams, until the device has completed it.
 struct Launched {

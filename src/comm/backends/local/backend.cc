@@ -55,14 +55,6 @@ PostedCall of_memory(PostedCall call) {
   return call;
 }
 
-// Returns the offset of part `part` of a flat operand.
-std::int64_t part_begin(const std::vector<std::int64_t>& counts, std::int64_t all, int size,
-                        int part) {
-  std::int64_t begin = 0;
-  for (int before = 0; before < part; ++before) begin += part_elements(counts, all, size, before);
-  return begin;
-}
-
 at::Tensor part_of(const at::Tensor& tensor, const std::vector<std::int64_t>& counts, int size,
                    int part) {
   auto all = tensor.numel();

@@ -47,16 +47,11 @@ std::byte* memory_of(const at::Tensor& tensor) {
 bool lies_in_place(const PostedCall& call, const std::byte* input, const std::byte* output,
                    int rank, int size) {
   if (input == nullptr || output == nullptr) return false;
-  std::int64_t begin = 0;
-  if (call.output_counts.empty()) {
-    bool gathers = call.collective != Collective::scatter;
-    const auto& whole = gathers ? call.output : call.input;
-    begin = whole.numel() / size * rank;
-  }
-  for (int before = 0; before < rank && !call.output_counts.empty(); ++before)
-    begin += call.output_counts[before];
-  begin *= static_cast<std::int64_t>(call.input.element_size());
-  return call.collective == Collective::scatter ? output == input + begin : input == output + begin;
+  const bool scatters = call.collective == Collective::scatter;
+  const auto& whole = scatters ? call.input : call.output;
+  const auto begin = part_begin(call.output_counts, whole.numel(), size, rank) *
+                     static_cast<std::int64_t>(call.input.element_size());
+  return scatters ? output == input + begin : input == output + begin;
 }
 
 // For more ranks than the kernels support.
