@@ -46,7 +46,7 @@ bool Memory::Mapping::has(const void* address) const {
 
 Memory::Memory(OnTouch on_touch)
     : device_(device_count * device_bytes, PROT_NONE),
-      pinned_(device_bytes, PROT_READ | PROT_WRITE),
+      pinned_(pinned_bytes, PROT_READ | PROT_WRITE),
       on_touch_(std::move(on_touch)) {
   the_memory = this;
   struct sigaction action {};

@@ -17,6 +17,7 @@ namespace lockstep::test::accelerator {
 
 constexpr std::size_t page_bytes = 4096;
 constexpr std::size_t device_bytes = std::size_t{1} << 30;  // pages are allocated on first use
+constexpr std::size_t pinned_bytes = 4 * device_bytes;      // many sizes come and go in one program
 
 class Memory {
  public:

@@ -20,7 +20,7 @@ void* PinnedMemory::allocate(std::size_t bytes) {
     free.erase(idle);
     return memory_.pinned_address(begin);
   }
-  if (used_ + size > device_bytes) throw std::bad_alloc();
+  if (used_ + size > pinned_bytes) throw std::bad_alloc();
   const std::size_t begin = std::exchange(used_, used_ + size);
   buffers_[begin] = {size};
   return memory_.pinned_address(begin);
