@@ -27,15 +27,16 @@ namespace lockstep::data {
 }
 
 // Returns the tokens in order. Throws InvalidArgument if a token is not from 0 to `size` - 1; the
-// message begins with `who`.
-[[nodiscard]] inline std::vector<std::int64_t> token_list(const char* who, const at::Tensor& tokens,
+// message begins with `caller`.
+[[nodiscard]] inline std::vector<std::int64_t> token_list(const char* caller,
+                                                          const at::Tensor& tokens,
                                                           std::int64_t size) {
   const at::Tensor all = tokens.to(at::kCPU, at::kLong).contiguous().view(-1);
   const auto* first = all.const_data_ptr<std::int64_t>();
   std::vector<std::int64_t> list(first, first + all.numel());
   for (std::int64_t token : list)
-    check(token >= 0 && token < size, "{}: expected tokens from 0 to {}, found {}", who, size - 1,
-          token);
+    check(token >= 0 && token < size, "{}: expected tokens from 0 to {}, found {}", caller,
+          size - 1, token);
   return list;
 }
 

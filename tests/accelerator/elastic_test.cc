@@ -42,8 +42,8 @@ void PrintTo(const ElasticCase& what, std::ostream* out) { *out << what.strategy
 // Replaces this process. A fork alone is not enough, because it has no copies of the threads of
 // LibTorch's devices.
 int become_rank(std::vector<std::string> words) {
-  const fs::path own = fs::canonical("/proc/self/exe");
-  words.insert(words.begin(), own.parent_path() / "programs/elastic_rank");
+  words.insert(words.begin(),
+               fs::read_symlink("/proc/self/exe").parent_path() / "programs/elastic_rank");
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);

@@ -1,8 +1,8 @@
 // The happens-before checker. For every byte of device memory it records the last write and the
 // reads since then; a launch that uses the byte must be ordered after them. The check is made at
-// the launch, so its result does not depend on the order in which the worker runs the tasks. After
-// the report, the launch waits for what it is not ordered after: the host or a kernel could
-// otherwise take bytes that are not there yet for a length or an index, which ends the process.
+// the launch, so its result does not depend on the order in which the worker runs the tasks. A
+// launch that was reported waits for the operations that it is not ordered after. Otherwise the
+// host or a kernel could read a length or an index before it was written, which ends the process.
 #pragma once
 
 #include "support/accelerator/blocks.h"
