@@ -24,6 +24,7 @@ Machine& Machine::get() {
 }
 
 Machine::Machine() : memory_([this](const void* address) { on_touch(address); }) {
+  scheduler_.choose_by(schedule_.seed, schedule_.lazy, schedule_.longest_idle);
   std::thread([this] {
     MachineLock lock(mutex_);
     scheduler_.work(lock);
