@@ -24,8 +24,16 @@ test_programs() {
   ninja -C "build/$preset" -t targets all | sed -nE 's|^tests/([a-z_]+)_test: CXX_EXECUTABLE.*|\1|p' | grep -vxE "device$(printf '|%s' "$@")"
 }
 
+# Installs the program that turns addresses in sanitizers' reports into names and lines.
+ensure_symbolizer() {
+  local version; version="$(clang_package | sed 's/clang//')"
+  command -v "llvm-symbolizer$version" >/dev/null || apt_install "llvm$version" >&2 ||
+    echo "dev: no llvm$version here: reports of sanitizers will have addresses instead of lines" >&2
+}
+
 # build_sanitized PRESET [TEST...]: builds all test programs except these. Leaves their names in `sanitized`.
 build_sanitized() {
+  ensure_symbolizer
   configure_preset "$1"
   mapfile -t sanitized < <(test_programs "$@")
   build_preset "$1" "${sanitized[@]/%/_test}"

@@ -1,5 +1,6 @@
 #include "base/log.h"
 #include "base/escaped.h"
+#include "base/never_destroyed.h"
 
 #include <spdlog/logger.h>
 #include <spdlog/sinks/stdout_sinks.h>
@@ -8,6 +9,7 @@
 #include <array>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <string>
 
 namespace lockstep::log {
@@ -34,21 +36,22 @@ std::string pattern(std::string_view prefix) {
   return "%H:%M:%S.%e " + (middle.empty() ? "" : "[" + middle + "] ") + "%l: %v";
 }
 
-// Returns the logger of the process. The logger is never destroyed, because threads may still log
-// while the program exits.
+spdlog::logger make_logger() {
+  spdlog::logger made("lockstep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  made.set_pattern(pattern(""));
+  const char* setting = std::getenv("LOCKSTEP_LOG");
+  const std::string_view name = setting != nullptr ? setting : "info";
+  const auto* named = std::ranges::find(levels, name, &NamedLevel::name);
+  made.set_level(named != levels.end() ? named->spdlog : spdlog::level::info);
+  if (named == levels.end())
+    made.warn("LOCKSTEP_LOG: expected debug, info, warning, error or off, found '{}'", setting);
+  return made;
+}
+
+// Returns the logger of the process.
 spdlog::logger& logger() {
-  static spdlog::logger& instance = []() -> spdlog::logger& {
-    auto& made = *new spdlog::logger("lockstep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    made.set_pattern(pattern(""));
-    const char* setting = std::getenv("LOCKSTEP_LOG");
-    const std::string_view name = setting != nullptr ? setting : "info";
-    const auto* named = std::ranges::find(levels, name, &NamedLevel::name);
-    made.set_level(named != levels.end() ? named->spdlog : spdlog::level::info);
-    if (named == levels.end())
-      made.warn("LOCKSTEP_LOG: expected debug, info, warning, error or off, found '{}'", setting);
-    return made;
-  }();
-  return instance;
+  static NeverDestroyed made(make_logger());
+  return *made;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "dispatch/key.h"
 
 #include "base/format.h"
+#include "base/never_destroyed.h"
 #include "comm/init/init.h"
 #include "dispatch/call.h"
 #include "dispatch/deferred_init/recorder.h"
@@ -357,8 +358,7 @@ std::string take_key() {
     std::string wrong = try_key();
     if (wrong.empty()) {
       // Tensors of some handles may still have the key when the process ends.
-      static const auto* kept = new Registrations(std::move(made));
-      static_cast<void>(kept);
+      static const NeverDestroyed kept(std::move(made));
     }
     return wrong;
   } catch (const std::exception& error) {

@@ -3,13 +3,13 @@
 #include <lockstep/base/error.h>
 
 #include "base/format.h"
+#include "base/never_destroyed.h"
 #include "base/text.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -53,18 +53,17 @@ bool takes_generator(const c10::FunctionSchema& schema) {
   return false;
 }
 
-// Kept for the lifetime of the process: a thread may be inside an operation when the process ends.
 using Registrations = std::vector<c10::RegistrationHandleRAII>;
 
-std::unique_ptr<Registrations> register_kernels() {
+Registrations register_kernels() {
   auto& dispatcher = c10::Dispatcher::singleton();
-  auto made = std::make_unique<Registrations>();
-  made->push_back(dispatcher.registerFallback(mode_key, c10::KernelFunction::makeFallthrough(),
-                                              "lockstep: fall through"));
+  Registrations made;
+  made.push_back(dispatcher.registerFallback(mode_key, c10::KernelFunction::makeFallthrough(),
+                                             "lockstep: fall through"));
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     auto operation = dispatcher.findSchema(name);
     if (!operation || !takes_generator(operation->schema())) continue;
-    made->push_back(dispatcher.registerImpl(
+    made.push_back(dispatcher.registerImpl(
         name, mode_key, c10::KernelFunction::makeFromBoxedFunction<&give_generator>(), std::nullopt,
         nullptr, "lockstep: the thread's generator"));
   }
@@ -75,8 +74,7 @@ std::unique_ptr<Registrations> register_kernels() {
 
 void ThreadGenerator::prepare() {
   try {
-    static const auto* registrations = register_kernels().release();
-    (void)registrations;
+    static const NeverDestroyed registrations(register_kernels());
   } catch (const c10::Error& error) {
     throw Error(formatted("random numbers of threads: this LibTorch leaves no key for them: {}",
                           first_line(error.what_without_backtrace())));

@@ -1,6 +1,7 @@
 #include "global/autograd.h"
 
 #include "base/check.h"
+#include "base/never_destroyed.h"
 #include "dispatch/call.h"
 #include "dispatch/devices.h"
 #include "dispatch/key.h"
@@ -23,7 +24,6 @@
 
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -191,21 +191,19 @@ void replace_for(torch::Library& library) {
 void replace_formulas() {
   // Registered for the dispatch keys of autograd, which come first.
   using torch::Library;
-  static const auto* libraries = [] {
-    auto made = std::make_unique<std::vector<Library>>();
+  static const NeverDestroyed libraries([] {
+    std::vector<Library> made;
     for (const c10::BackendComponent device : dispatch::devices)
-      replace_for(made->emplace_back(Library::IMPL, "aten", dispatch::autograd_key(device),
-                                     __FILE__, __LINE__));
+      replace_for(made.emplace_back(Library::IMPL, "aten", dispatch::autograd_key(device), __FILE__,
+                                    __LINE__));
     // This operation is composite, so it does not reach the interceptors by itself.
-    Library& ours =
-        made->emplace_back(Library::IMPL, "aten", dispatch::our_key, __FILE__, __LINE__);
+    Library& ours = made.emplace_back(Library::IMPL, "aten", dispatch::our_key, __FILE__, __LINE__);
     ours.impl("cumprod_backward",
               torch::CppFunction::makeFromBoxedFunction<&dispatch::intercept>());
     // Inference mode excludes the keys of autograd.
     replace_attention(ours);
-    return made.release();
-  }();
-  (void)libraries;
+    return made;
+  }());
 }
 
 }  // namespace lockstep::global

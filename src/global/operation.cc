@@ -1,6 +1,7 @@
 #include "global/operation.h"
 
 #include "base/check.h"
+#include "base/never_destroyed.h"
 #include "dispatch/call.h"
 #include "global/rule_line.h"
 
@@ -82,9 +83,10 @@ struct Registry {
 };
 
 Registry& registry() {
-  static auto* made = new Registry;
+  static NeverDestroyed<Registry> made;
   return *made;
 }
+
 // Number of register_rule() calls.
 std::atomic<std::uint64_t> version{1};
 

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/environment.h"
+#include "base/never_destroyed.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -230,17 +231,15 @@ class NoWarnings final : public c10::WarningHandler {
 };
 
 void register_kernels() {
-  static const auto* kept = [] {
+  static const NeverDestroyed kept([] {
     NoWarnings none;
     const c10::WarningUtils::WarningHandlerGuard guard(&none);
-    auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten",
-                                                    c10::DispatchKey::CPU, __FILE__, __LINE__);
-    library->impl("mm", TORCH_FN(mm));
-    library->impl("addmm", TORCH_FN(addmm));
-    library->impl("bmm", TORCH_FN(bmm));
-    return library.release();
-  }();
-  static_cast<void>(kept);
+    torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+    library.impl("mm", TORCH_FN(mm));
+    library.impl("addmm", TORCH_FN(addmm));
+    library.impl("bmm", TORCH_FN(bmm));
+    return library;
+  }());
 }
 
 }  // namespace

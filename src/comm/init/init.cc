@@ -6,6 +6,7 @@
 #include "base/environment.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "base/never_destroyed.h"
 #include "base/text.h"
 #include "comm/api/group_state.h"
 #include "comm/backend/staged_backend.h"
@@ -166,9 +167,9 @@ std::optional<c10::Device> use_choice(const Choice& choice, const Devices& devic
 // LibTorch allows only one registration per operator namespace and process.
 bool register_namespace() {
   try {
-    static const auto* kept = new c10::RegistrationHandleRAII(
+    static const NeverDestroyed kept(
         c10::Dispatcher::singleton().registerLibrary("lockstep", "a copy of Lockstep"));
-    return kept != nullptr;
+    return true;
   } catch (const c10::Error&) {
     return false;
   }

@@ -1,5 +1,6 @@
 #include "base/check.h"
 #include "base/format.h"
+#include "base/never_destroyed.h"
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
 
@@ -109,17 +110,21 @@ Rule glu(const RuleCall& call, bool is_backward) {
   return rule;
 }
 
+using LinearSets = std::map<std::string, Sets, std::less<>>;
+
 // The sets of operands in which each operation is linear, by its name without a trailing '_'. The
 // backward of an activation has no set: a layer uses its gradient three times, for bias, weight and
 // input, so reducing addends first is cheaper.
-const std::map<std::string, Sets, std::less<>>& linear_sets() {
-  static const auto* sets = new std::map<std::string, Sets, std::less<>>{
-      {"neg", {{0}}},        {"add", {{0, 1}}},           {"sub", {{0, 1}}},
-      {"mul", {{0}, {1}}},   {"lerp", {{0, 1}}},          {"addcmul", {{0, 1}, {0, 2}}},
-      {"addcdiv", {{0, 1}}}, {"where", {{1, 2}}},         {"threshold_backward", {}},
-      {"gelu_backward", {}}, {"silu_backward", {}},       {"sigmoid_backward", {}},
-      {"tanh_backward", {}}, {"leaky_relu_backward", {}}, {"native_dropout_backward", {{0}}},
-  };
+const LinearSets& linear_sets() {
+  static const NeverDestroyed sets([]() -> LinearSets {
+    return {
+        {"neg", {{0}}},        {"add", {{0, 1}}},           {"sub", {{0, 1}}},
+        {"mul", {{0}, {1}}},   {"lerp", {{0, 1}}},          {"addcmul", {{0, 1}, {0, 2}}},
+        {"addcdiv", {{0, 1}}}, {"where", {{1, 2}}},         {"threshold_backward", {}},
+        {"gelu_backward", {}}, {"silu_backward", {}},       {"sigmoid_backward", {}},
+        {"tanh_backward", {}}, {"leaky_relu_backward", {}}, {"native_dropout_backward", {{0}}},
+    };
+  }());
   return *sets;
 }
 

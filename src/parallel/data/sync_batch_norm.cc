@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/mutex.h"
+#include "base/never_destroyed.h"
 #include "dispatch/devices.h"
 #include "module/checks.h"
 
@@ -56,9 +57,8 @@ struct Registry {
   Mutex mutex;
 };
 
-// Never destroyed: threads may still compute when the process ends.
 Registry& registry() {
-  static auto* one = new Registry;
+  static NeverDestroyed<Registry> one;
   return *one;
 }
 
@@ -381,17 +381,16 @@ at::Tensor batch_norm(const at::Tensor& input, const Optional& weight, const Opt
 // The registration lasts for the lifetime of the process, like LibTorch's own kernels. It also
 // covers dispatch keys below autograd, which InferenceMode uses.
 void take_batch_norm() {
-  static const auto* libraries = [] {
-    auto made = std::make_unique<std::vector<torch::Library>>();
+  static const NeverDestroyed libraries([] {
+    std::vector<torch::Library> made;
     for (const c10::BackendComponent device : dispatch::devices)
       for (const auto key :
            {dispatch::autograd_key(device),
             c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, device)})
-        made->emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__)
+        made.emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__)
             .impl("batch_norm", &batch_norm);
-    return made.release();
-  }();
-  (void)libraries;
+    return made;
+  }());
 }
 
 }  // namespace
