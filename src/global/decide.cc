@@ -103,6 +103,34 @@ void keep_linear_sets(Rule& rule, const RuleCall& call, const WholeResults& whol
   });
 }
 
+// For one element of a list operation: removes sets of operands in which the operation is not
+// linear because a written operand keeps its placement, or because another element may need another
+// placement of an operand outside of the lists.
+void keep_sets_of_elements(Rule& rule, const RuleCall& part) {
+  std::erase_if(rule.linear, [&](const std::vector<int>& set) {
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      const RuleOperand& operand = part.operands()[i];
+      const bool is_in = std::ranges::find(set, static_cast<int>(i)) != set.end();
+      if ((operand.written && !is_in) || (operand.element < 0 && is_in)) return true;
+    }
+    return false;
+  });
+}
+
+bool has_out(const c10::OperatorHandle& handle) {
+  return std::ranges::any_of(handle.schema().arguments(), &c10::Argument::is_out);
+}
+
+// Returns a rule for an out= overload. The kernels that rules make return new tensors and do not
+// write to an out= tensor, so LibTorch's kernel runs on whole tensors.
+Rule on_whole_tensors(const Rule& rule, const RuleCall& call) {
+  Rule whole = all_whole(call);
+  for (const Rule::Result& result : rule.results)
+    whole.results.push_back(
+        {result.sizes, std::vector<int>(result.sizes.size(), Rule::whole), result.strides});
+  return whole;
+}
+
 void log_once(const Operation& operation) {
   static std::mutex mutex;
   static std::set<std::string> known;
@@ -184,6 +212,7 @@ Outcome choose_for_elements(const Operation& operation, const RuleCall& call,
     Rule rule = operation.rule(part);
     check_rule(rule, part);
     keep_linear_sets(rule, part, whole, static_cast<std::size_t>(element), 1);
+    keep_sets_of_elements(rule, part);
     Outcome of_part = choose_for_all(operation, rule, part, context);
     for (std::size_t i = 0; i < places.size(); ++i)
       outcome.chosen.operands[places[i]] = of_part.chosen.operands[i];
@@ -239,6 +268,7 @@ DecisionPtr decide(const c10::OperatorHandle& handle, const Operation& operation
   } else {
     // Without a rule, the operation determines the sizes of its results.
     rule = is_known ? operation.rule(call) : all_whole(call);
+    if (rule.finish && has_out(handle)) rule = on_whole_tensors(rule, call);
     check_rule(rule, call);
     keep_linear_sets(rule, call, whole, 0, whole ? whole->size() : 0);
     outcome = choose_for_all(operation, rule, call, context);
@@ -253,6 +283,10 @@ DecisionPtr decide(const c10::OperatorHandle& handle, const Operation& operation
     Decision::Operand one{.placements = chosen.operands[i]};
     bool has_result = same[i] >= 0 && same[i] < static_cast<int>(chosen.results.size());
     one.left = has_result ? chosen.results[static_cast<std::size_t>(same[i])] : one.placements;
+    // An operation gives an out= tensor of other sizes the sizes of its result.
+    if (operand.written && local_of(call.sizes(i), one.placements, context) !=
+                               local_of(call.sizes(i), one.left, context))
+      one.placements = one.left;
     one.converts = !std::ranges::equal(one.placements, operand.placements);
     one.converts_back = operand.written && !std::ranges::equal(one.left, operand.placements);
     decision->is_plain &= !one.converts && !one.converts_back;

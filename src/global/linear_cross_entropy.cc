@@ -203,8 +203,9 @@ struct Layout {
   // Returns this rank's part. Collective if the tensor has other placements.
   [[nodiscard]] at::Tensor local(const at::Tensor& tensor, const PlacementList& wanted) const {
     if (context == nullptr) return tensor.detach();
-    const global::GlobalTensor* found = global::global_of(tensor);
+    global::GlobalTensor* found = global::global_of(tensor);
     if (found != nullptr) {
+      global::check_is_fresh(*found, "linear_cross_entropy");
       check(found->spec->context->has_ranks_of(*context),
             "linear_cross_entropy: expected tensors of one mesh, found mesh {} and another mesh {}",
             context->name(), found->spec->context->name());

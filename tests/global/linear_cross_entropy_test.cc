@@ -266,5 +266,17 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CutClasses,
                                          std::tuple(test::BackendKind::shm, 2)),
                          test::backend_test_name);
 
+TEST(GlobalLinearCrossEntropy, ACopyWhoseBaseWasWrittenIsRefused) {
+  run_as_threads(2, [](Group world) {
+    Mesh mesh = test::mesh_of_ranks(world, {2});
+    at::Tensor x = distribute(test::numbers({2, 4, 3}), mesh, {Shard(0)}), h = x.select(0, 1);
+    at::Tensor w = distribute(test::numbers({5, 3}).sin(), mesh, {Replicate()});
+    at::Tensor target = distribute(at::zeros({4}, at::kLong), mesh, {Replicate()});
+    EXPECT_NO_THROW((void)linear_cross_entropy(h, w, target));
+    x.zero_();
+    EXPECT_THROW((void)linear_cross_entropy(h, w, target), InvalidArgument);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -150,5 +150,43 @@ TEST(GlobalRules, CutClassesMoveNoLogits) {
   });
 }
 
+// LibTorch takes bytes as targets, which cannot hold the ignored index -100 nor classes above 255.
+TEST(GlobalRules, TargetsOfBytesBesideShardedClasses) {
+  for (std::int64_t classes : {8, 400, 512})
+    test::expect_as_plain({2}, [=](const test::Put& put) {
+      at::AutoGradMode with_gradients(true);
+      at::Tensor x = put(test::numbers({4, classes}).sin(), {Shard(1)}).requires_grad_();
+      at::Tensor target = put(at::tensor({1, 3, 5, 7}, at::kByte), {Replicate()});
+      at::Tensor loss = at::nll_loss(x.log_softmax(1), target);
+      loss.backward();
+      return at::cat({x.grad().view({-1}), loss.detach().view({1})});
+    });
+}
+
+// As for float16 logits on CUDA, where softmax(dtype=float) converts inside of the kernel.
+TEST(GlobalRules, SoftmaxOfHalfGivesTheDtypeThatIsAskedFor) {
+  run_as_threads(2, [](Group world) {
+    Mesh mesh = test::mesh_of_ranks(world, {2});
+    at::Tensor x = distribute(test::numbers({2, 8}).sin().to(at::kHalf), mesh, {Shard(1)});
+    for (const at::Tensor& y : {at::_softmax(x, 1, true), at::_log_softmax(x, 1, true)})
+      EXPECT_EQ(y.scalar_type(), at::kFloat);
+    at::Tensor wide = at::_softmax(x, 1, true);
+    EXPECT_EQ(at::_softmax_backward_data(wide, wide, 1, at::kHalf).scalar_type(), at::kHalf);
+  });
+}
+
+TEST(GlobalRules, ReductionsThatKeepAllDimsOrHaveComplexNumbers) {
+  for (const Placement& cut : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
+    test::expect_as_plain({2}, [&](const test::Put& put) {
+      return at::linalg_vector_norm(put(test::numbers({4, 6}), {cut}), 2, at::OptionalIntArrayRef(),
+                                    true);
+    });
+    test::expect_as_plain({2}, [&](const test::Put& put) {
+      at::Tensor x = put(test::numbers({2, 2}).to(at::kComplexFloat), {cut});
+      return at::abs(at::cat({x.prod().view({1}), x.prod(0), x.prod(1)}));
+    });
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

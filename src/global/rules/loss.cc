@@ -138,7 +138,8 @@ struct NllPlan {
   // weights of these classes.
   void look_here(Stack& stack) const {
     if (class_axes.empty()) return;
-    at::Tensor target = argument(stack, first + 1).toTensor();
+    // Targets may be bytes, which cannot hold the ignored index.
+    at::Tensor target = argument(stack, first + 1).toTensor().to(at::kLong);
     at::Tensor counts = target.ne(ignored);
     check_range(at::where(counts, target, 0), classes,
                 formatted("aten::nll_loss: expected a target below {}", classes));

@@ -177,19 +177,19 @@ struct SharedRows {
     return sums;
   }
 
-  [[nodiscard]] at::Tensor forward(const at::Tensor& x, bool is_log) const {
+  [[nodiscard]] at::Tensor forward(const at::Tensor& x, bool is_log, at::ScalarType dtype) const {
     at::Tensor wide = x.to(at::toOpMathType(x.scalar_type()));
     at::Tensor shifted = wide - largest(wide);
     at::Tensor powers = shifted.exp();
     at::Tensor sums = sum(powers);
-    return (is_log ? shifted.sub_(sums.log_()) : powers.div_(sums)).to(x.scalar_type());
+    return (is_log ? shifted.sub_(sums.log_()) : powers.div_(sums)).to(dtype);
   }
   [[nodiscard]] at::Tensor backward(const at::Tensor& gradient, const at::Tensor& output,
-                                    bool is_log) const {
+                                    bool is_log, at::ScalarType dtype) const {
     auto wide = [](const at::Tensor& x) { return x.to(at::toOpMathType(x.scalar_type())); };
     at::Tensor g = wide(gradient), y = wide(output);
     at::Tensor result = is_log ? g - y.exp() * sum(g) : y * (g - sum(g * y));
-    return result.to(gradient.scalar_type());
+    return result.to(dtype);
   }
 };
 
@@ -209,9 +209,13 @@ Rule softmax(const RuleCall& call, bool is_log) {
     plan.kernel = [=](Stack& stack) {
       auto values = torch::jit::last(stack, arguments);
       at::Tensor first = values[0].toTensor();
-      give(stack, arguments,
-           is_backward ? rows.backward(first, values[1].toTensor(), is_log)
-                       : rows.forward(first, is_log));
+      if (is_backward) {
+        const auto dtype = static_cast<at::ScalarType>(values[3].toInt());
+        give(stack, arguments, rows.backward(first, values[1].toTensor(), is_log, dtype));
+      } else {
+        const at::ScalarType dtype = values[2].toBool() ? at::kFloat : first.scalar_type();
+        give(stack, arguments, rows.forward(first, is_log, dtype));
+      }
     };
   };
   return rule;

@@ -158,7 +158,7 @@ struct Norm {
 Rule norm(const RuleCall& call) {
   bool has_dims = call.arguments() > 2 && call.argument(2).isList();
   Norm norm{.dims = dims_in(has_dims ? call.argument(2) : c10::IValue(), call.dim(0)),
-            .keep = has_dims && flag(call, 3),
+            .keep = flag(call, 3),
             .dtype = call.operands()[0].dtype};
   if (call.argument(1).isDouble()) norm.order = call.argument(1).toDouble();
   if (call.argument(1).isInt()) norm.order = static_cast<double>(call.argument(1).toInt());
@@ -233,6 +233,15 @@ Rule equal(const RuleCall& call) {
   return rule;
 }
 
+// aten::prod: self, dtype; or self, dim, keepdim, dtype. Ranks do not multiply complex numbers.
+Rule prod(const RuleCall& call) {
+  const c10::IValue& last = call.argument(call.arguments() - 1);
+  const at::ScalarType dtype = call.arguments() > 1 && last.isInt()
+                                   ? static_cast<at::ScalarType>(last.toInt())
+                                   : call.operands()[0].dtype;
+  return of_dims(call, at::isComplexType(dtype) ? std::nullopt : std::optional(Op::product));
+}
+
 }  // namespace
 
 void add_reduction_rules(RuleTable& table) {
@@ -244,7 +253,7 @@ void add_reduction_rules(RuleTable& table) {
   };
   table["amax"] = by(Op::max, false);
   table["amin"] = by(Op::min, false);
-  table["prod"] = by(Op::product, true);
+  table["prod"] = prod;
   table["any"] = [](const RuleCall& call) { return of_dims(call, Op::bor); };
   table["all"] = [](const RuleCall& call) { return of_dims(call, Op::band); };
   auto extreme = [](Op op) {
