@@ -54,6 +54,7 @@ bool GradScaler::unscale(torch::optim::Optimizer& optimizer) {
         "GradScaler: unscale() was already called for this optimizer since the last update()");
   std::vector<at::Tensor> parameters = parameters_of(optimizer.param_groups());
   check_used(parameters);
+  check_listed_once(parameters, "GradScaler");
   check_can_scale(parameters, 1 / scale_);
   bool finite = all_finite(parameters);
   multiply_gradients(parameters, 1 / scale_);
@@ -75,7 +76,9 @@ StepResult GradScaler::step(torch::optim::Optimizer& optimizer, GradientTransfor
   check(seen->second.stage == Stage::unscaled,
         "GradScaler: step() was already called for this optimizer since the last update()");
   seen->second.stage = Stage::stepped;
-  if (!seen->second.finite) return {.stepped = false};
+  if (!seen->second.finite)
+    return {.stepped = false,
+            .norm = norm_to_clip(parameters_of(optimizer.param_groups()), transform)};
   return step_transformed(optimizer, transform);
 }
 

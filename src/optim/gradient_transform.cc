@@ -18,7 +18,20 @@ void check_transform(const GradientTransform& transform) {
   check(clip_norm >= 0, "step_transformed: expected a clip_norm of 0 or more, found {}", clip_norm);
 }
 
+ElementTransform elements_of(const GradientTransform& transform) {
+  ElementTransform elements;
+  elements.scale(transform.scale);
+  if (transform.clip_value) elements.clamp(*transform.clip_value);
+  return elements;
+}
+
 }  // namespace
+
+std::optional<double> norm_to_clip(std::span<const at::Tensor> parameters,
+                                   const GradientTransform& transform) {
+  if (!transform.clip_norm) return std::nullopt;
+  return transformed_norm(parameters, elements_of(transform), transform.norm_type);
+}
 
 bool ElementTransform::is_none() const { return factor == 1 && std::isinf(limit); }
 
@@ -33,12 +46,8 @@ StepResult TransformsGradients::step_transformed(const GradientTransform& transf
   check_transform(transform);
   std::vector<at::Tensor> parameters =
       parameters_of(dynamic_cast<torch::optim::Optimizer&>(*this).param_groups());
-  ElementTransform of_elements;
-  of_elements.scale(transform.scale);
-  if (transform.clip_value) of_elements.clamp(*transform.clip_value);
-  StepResult done;
-  if (transform.clip_norm)
-    done.norm = transformed_norm(parameters, of_elements, transform.norm_type);
+  ElementTransform of_elements = elements_of(transform);
+  StepResult done{.norm = norm_to_clip(parameters, transform)};
   // A finite norm proves that all elements are finite, unless clip_value has clamped an infinite
   // one.
   bool is_seen =
@@ -56,9 +65,13 @@ StepResult step_transformed(torch::optim::Optimizer& optimizer,
     return ours->step_transformed(transform);
   check_transform(transform);
   std::vector<at::Tensor> parameters = parameters_of(optimizer.param_groups());
+  check_listed_once(parameters, "step_transformed");
   StepResult done;
   if (transform.skip_if_not_finite) done.stepped = all_finite(parameters);
-  if (!done.stepped) return done;
+  if (!done.stepped) {
+    done.norm = norm_to_clip(parameters, transform);
+    return done;
+  }
   check_can_scale(parameters, transform.scale);
   multiply_gradients(parameters, transform.scale);
   if (transform.clip_value) clip_grad_value(parameters, *transform.clip_value);

@@ -73,8 +73,23 @@ at::Tensor laid_out_as(const at::Tensor& tensor, const at::Tensor& like, at::Sca
   return fits ? tensor : at::empty_like(like, like.options().dtype(dtype)).copy_(tensor);
 }
 
+void check_listed_once(std::span<const at::Tensor> parameters, std::string_view who) {
+  std::vector<const at::TensorImpl*> listed;
+  listed.reserve(parameters.size());
+  for (const at::Tensor& parameter : parameters) listed.push_back(parameter.unsafeGetTensorImpl());
+  std::ranges::sort(listed);
+  const auto twice = std::ranges::adjacent_find(listed);
+  if (twice == listed.end()) return;
+  const auto first = std::ranges::find(parameters, *twice, &at::Tensor::unsafeGetTensorImpl);
+  throw InvalidArgument(formatted(
+      "{}: parameter {} of sizes [{}] is listed twice, as LibTorch's parameters() lists a tied "
+      "weight; use the parameters() of a handle, or those of unique_parameters()",
+      who, first - parameters.begin(), lockstep::listed(first->sizes(), ", ")));
+}
+
 std::vector<UpdateEntry> make_entries(const std::vector<at::Tensor>& parameters,
                                       const GroupStep& step) {
+  check_listed_once(parameters, step.optimizer);
   std::vector<UpdateEntry> entries;
   std::int64_t place = 0;
   for (std::size_t i = 0; i < parameters.size(); ++i) {

@@ -6,6 +6,7 @@
 #include "dispatch/lazy_storage.h"
 #include "optim/formats_kernel.h"
 
+#include <lockstep/optim/gradient_transform.h>
 #include <lockstep/optim/update_options.h>
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +23,9 @@
 #include <iterator>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::optim {
@@ -113,6 +116,10 @@ void publish_master(const UpdateEntry& entry);
   return parameters;
 }
 
+// Throws InvalidArgument if a parameter is listed twice, as LibTorch's parameters() lists a tied
+// weight: it would be unscaled, clipped and updated twice. `who`: "AdamW", for the message.
+void check_listed_once(std::span<const at::Tensor> parameters, std::string_view who);
+
 // Throws InvalidArgument if the product could underflow in the gradient's own dtype; PyTorch
 // refuses the same.
 inline void check_can_scale(std::span<const at::Tensor> parameters, double factor) {
@@ -135,6 +142,10 @@ inline void multiply_gradients(std::span<const at::Tensor> parameters, double fa
 // Returns gradient_norm() (clipping.h) of the transformed gradients.
 [[nodiscard]] double transformed_norm(std::span<const at::Tensor> parameters,
                                       const ElementTransform& transform, double norm_type);
+
+// Returns the norm that the transform clips, before it is clipped; std::nullopt if it clips none.
+[[nodiscard]] std::optional<double> norm_to_clip(std::span<const at::Tensor> parameters,
+                                                 const GradientTransform& transform);
 
 // Returns true if no element of the gradients is inf or NaN, on any rank that has parts of them.
 [[nodiscard]] bool all_finite(std::span<const at::Tensor> parameters);

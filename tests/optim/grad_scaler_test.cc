@@ -243,5 +243,25 @@ for step in range(60):
   }
 }
 
+// A loop reads the norm of each step, also of those that are skipped.
+TEST(GradScaler, ASkippedStepHasItsNorm) {
+  for (const bool is_ours : {false, true})
+    for (const bool unscales : {false, true}) {
+      Model model;
+      std::unique_ptr<torch::optim::Optimizer> sgd;
+      if (is_ours)
+        sgd = std::make_unique<SGD>(std::vector{model.parameter}, SGDOptions(1.0));
+      else
+        sgd = std::make_unique<torch::optim::SGD>(std::vector{model.parameter}, SGDOptions(1.0));
+      GradScaler scaler;
+      model.backward(scaler, infinite);
+      if (unscales) EXPECT_FALSE(scaler.unscale(*sgd));
+      const StepResult done = scaler.step(*sgd, {.clip_norm = 1.0});
+      EXPECT_FALSE(done.stepped);
+      ASSERT_TRUE(done.norm.has_value()) << is_ours << unscales;
+      EXPECT_FALSE(std::isfinite(*done.norm));
+    }
+}
+
 }  // namespace
 }  // namespace lockstep::optim

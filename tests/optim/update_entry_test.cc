@@ -97,5 +97,23 @@ TEST(Spans, StandInForParametersWithHoles) {
   EXPECT_EQ(base.select(1, 1).sum().item<float>(), 1 + 5 + 9);
 }
 
+// LibTorch's parameters() lists a tied weight under each of its names.
+TEST(UpdateEntries, AParameterThatIsListedTwiceIsNamed) {
+  at::Tensor other = at::ones({2}).requires_grad_(), tied = at::ones({3}).requires_grad_();
+  for (const at::Tensor& one : {other, tied}) one.mutable_grad() = at::ones_like(one);
+  SGD sgd(std::vector{other, tied, tied}, torch::optim::SGDOptions(1));
+  try {
+    sgd.step();
+    ADD_FAILURE() << "expected an error";
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("parameter 1 of sizes [3] is listed twice"),
+              std::string::npos)
+        << error.what();
+  }
+  EXPECT_TRUE(tied.equal(at::ones({3})));
+  torch::optim::SGD theirs(std::vector{tied, tied}, torch::optim::SGDOptions(1));
+  EXPECT_THROW((void)step_transformed(theirs, {.clip_norm = 1}), InvalidArgument);
+}
+
 }  // namespace
 }  // namespace lockstep::optim

@@ -27,7 +27,7 @@ namespace lockstep::optim {
 
 using Schedule = std::function<double(double base, std::int64_t step)>;
 
-//   base * factor while step < steps, then base; with steps = 0, base from the start.  ConstantLR
+//   base * factor while step < steps, then base; with steps = 0, base * factor forever.  ConstantLR
 struct Constant {
   double factor = 1;
   std::int64_t steps = 0;
