@@ -26,21 +26,27 @@ struct GradientHooks::Hook : autograd::PostAccumulateGradHook {
   std::unique_ptr<autograd::PostAccumulateGradHook> previous;
 };
 
-const GradientHooks::Hook* GradientHooks::living_hook(const at::Tensor& parameter) {
-  if (!parameter.requires_grad()) return nullptr;
+std::vector<std::shared_ptr<GradientHooks::Calls>> GradientHooks::owners(
+    const at::Tensor& parameter) {
+  std::vector<std::shared_ptr<Calls>> living;
+  if (!parameter.requires_grad()) return living;
   auto* hook = dynamic_cast<Hook*>(autograd::impl::post_acc_grad_hooks(parameter).get());
-  while (hook != nullptr && hook->calls.expired()) hook = dynamic_cast<Hook*>(hook->previous.get());
-  return hook;
+  for (; hook != nullptr; hook = dynamic_cast<Hook*>(hook->previous.get()))
+    if (auto owner = hook->calls.lock()) living.push_back(std::move(owner));
+  return living;
 }
 
-bool is_hooked(const at::Tensor& parameter) {
-  return GradientHooks::living_hook(parameter) != nullptr;
-}
+bool is_hooked(const at::Tensor& parameter) { return !GradientHooks::owners(parameter).empty(); }
 
 bool is_averaged(const at::Tensor& parameter) {
-  const GradientHooks::Hook* hook = GradientHooks::living_hook(parameter);
-  const auto owner = hook != nullptr ? hook->calls.lock() : nullptr;
-  return owner && owner->has_averages && owner->has_averages();
+  const auto owners = GradientHooks::owners(parameter);
+  return !owners.empty() && owners.front()->has_averages && owners.front()->has_averages();
+}
+
+bool is_averaged_twice(const at::Tensor& parameter) {
+  return std::ranges::count_if(GradientHooks::owners(parameter), [](const auto& owner) {
+           return owner->has_averages != nullptr;
+         }) > 1;
 }
 
 GradientHooks::GradientHooks(std::vector<at::Tensor> parameters, OnGradient on_gradient,

@@ -20,6 +20,8 @@ namespace lockstep::parallel {
 // Returns true if the owner of such a hook has averaged the gradients of the last backward() over
 // ranks.
 [[nodiscard]] bool is_averaged(const at::Tensor& parameter);
+// Returns true if several living owners of such hooks average its gradients.
+[[nodiscard]] bool is_averaged_twice(const at::Tensor& parameter);
 
 class GradientHooks {
  public:
@@ -43,9 +45,10 @@ class GradientHooks {
   struct Hook;
   friend bool is_hooked(const at::Tensor& parameter);
   friend bool is_averaged(const at::Tensor& parameter);
+  friend bool is_averaged_twice(const at::Tensor& parameter);
 
-  // Returns the first hook whose owner lives; null if there is no such hook.
-  [[nodiscard]] static const Hook* living_hook(const at::Tensor& parameter);
+  // Returns the living owners of the parameter's hooks, the latest first.
+  [[nodiscard]] static std::vector<std::shared_ptr<Calls>> owners(const at::Tensor& parameter);
 
   std::vector<at::Tensor> parameters_;
   std::shared_ptr<Calls> calls_;

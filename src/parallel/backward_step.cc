@@ -106,12 +106,20 @@ void BackwardStep::start_reduction() {
   observed_.clear();
 }
 
+void BackwardStep::check_dense(int i) const {
+  const NamedParameter& parameter = reducer_->parameters()[static_cast<std::size_t>(i)];
+  const at::Tensor& gradient = parameter.tensor.grad();
+  if (gradient.defined() && gradient.layout() != at::kStrided)
+    throw_sparse_gradient(parameter.name, options_.strategy);
+}
+
 void BackwardStep::accept(int i) {
   auto place = static_cast<std::size_t>(i);
   const auto& [name, parameter, aliases] = reducer_->parameters()[place];
-  const at::Tensor& gradient = parameter.grad();
-  if (gradient.defined() && gradient.layout() != at::kStrided)
-    throw_sparse_gradient(name, options_.strategy);
+  check_dense(i);
+  check(!is_averaged_twice(parameter),
+        "{} belongs to two handles, and both would average its gradient: release one of them",
+        name);
   if (ready_[place])
     throw ReductionFailed(formatted(
         "{} got a second gradient in one backward(), after the first was on its way: a nested "
@@ -198,9 +206,22 @@ JoinRound BackwardStep::announce() {
   return {.active = group_.size(), .first_active = link->latest().first_active};
 }
 
+// If this rank fails on its own, the others learn it instead of waiting.
+void BackwardStep::complete_own(const JoinRound& ranks, bool shadows) {
+  try {
+    reducer_->end_backward(true);
+    contribute_absent(shadows);
+  } catch (...) {
+    if (options_.ends_with_failure() || !(shadows || exchanges_status())) throw;
+    notice_.set_text(exception_text(std::current_exception()));
+    post_failure(ranks.first_active);
+    reducer_->end_failed_backward();
+    throw;
+  }
+}
+
 void BackwardStep::reduce(const JoinRound& ranks, bool shadows) {
-  reducer_->end_backward(true);
-  contribute_absent(shadows);
+  complete_own(ranks, shadows);
   if (!shadows && (writes_.has_written() || reducer_->has_written())) status_.say_written();
   const bool exchanges = shadows || exchanges_status();
   if (!exchanges)
@@ -283,6 +304,7 @@ void BackwardStep::contribute_absent(bool shadows) {
     bool is_there = ready_[i] ||
                     (!shadows && std::ranges::find(static_unused_, number) != static_unused_.end());
     if (is_there) continue;
+    check_dense(number);
     bool contributes = reducer_->contribute_absent(number);
     if (!contributes || (shadows && !options_.find_unused_parameters)) status_.say_missing(number);
   }

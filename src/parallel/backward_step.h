@@ -253,9 +253,11 @@ class BackwardStep final : public std::enable_shared_from_this<BackwardStep> {
   void on_backward_end(bool nested);
   void on_backward_failed() noexcept;
   void begin(bool reduces, bool create_graph) LOCKSTEP_REQUIRES(mutex_);
+  void check_dense(int i) const;
   void accept(int i) LOCKSTEP_REQUIRES(mutex_);
   void finish() LOCKSTEP_REQUIRES(mutex_);
   void start_reduction() LOCKSTEP_REQUIRES(mutex_);
+  void complete_own(const JoinRound& ranks, bool shadows) LOCKSTEP_REQUIRES(mutex_);
   void reduce(const JoinRound& ranks, bool shadows) LOCKSTEP_REQUIRES(mutex_);
   [[nodiscard]] JoinRound announce();
   // Returns true if the ranks exchange their status at the end of a backward().

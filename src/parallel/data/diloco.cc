@@ -1,6 +1,7 @@
 #include <lockstep/parallel/data/diloco.h>
 
 #include "base/check.h"
+#include "module/checks.h"
 #include "parallel/data/pseudo_gradient.h"
 #include "parallel/handle_state.h"
 
@@ -102,7 +103,8 @@ class DiLoCoState final : public data_parallel::LocalModelState {
   DiLoCoState(const ModuleRef& module, const Ranks& ranks, const DiLoCoOptions& options)
       : LocalModelState(module, ranks, "DiLoCo", describe(options), options.timeout),
         options_(options),
-        groups_(data_parallel::averaging_groups(group_, options.pseudo_gradients)) {
+        groups_(data_parallel::averaging_groups(group_, options.pseudo_gradients)),
+        watch_(*module_, {}, "DiLoCo was made") {
     for (const Group& own : {groups_.all, groups_.inside, groups_.across}) aborts(own);
     auto runs = data_parallel::divide(parameters_, options.fragments);
     for (std::size_t p = 0; p < runs.size(); ++p) {
@@ -206,6 +208,7 @@ class DiLoCoState final : public data_parallel::LocalModelState {
   }
 
   [[nodiscard]] std::vector<Part> state_parts() override {
+    check_usable();
     std::map<std::string, at::Tensor> outer;
     for (const Fragment& fragment : fragments_)
       for_parts(fragment, fragment.outer, [&](const NamedParameter& own, const at::Tensor& part) {
@@ -255,6 +258,7 @@ class DiLoCoState final : public data_parallel::LocalModelState {
   }
 
   void check_usable() const {
+    watch_.check();
     check(
         failure_.empty(),
         "DiLoCo: an average of pseudo-gradients has failed before ({}): make a new DiLoCo and load "
@@ -335,6 +339,7 @@ class DiLoCoState final : public data_parallel::LocalModelState {
 
   DiLoCoOptions options_;
   data_parallel::AveragingGroups groups_;
+  const modules::ModuleWatch watch_;
   std::vector<Fragment> fragments_;
   std::int64_t steps_ = 0;
   std::int64_t bytes_sent_ = 0;

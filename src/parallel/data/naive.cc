@@ -5,6 +5,9 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
+#include <utility>
+#include <vector>
+
 namespace lockstep::naive {
 
 void broadcast_parameters(torch::nn::Module& module, Group group) {
@@ -20,12 +23,14 @@ void broadcast_parameters(torch::nn::Module& module, Group group) {
 
 void average_gradients(torch::nn::Module& module, Group group) {
   at::NoGradGuard no_grad;
-  for (const auto& parameter : unique_parameters(module)) {
-    at::Tensor gradient = parameter.tensor.grad();
-    if (!gradient.defined()) continue;
-    at::Tensor values = gradient.contiguous();
-    group.all_reduce(values, Op::average).wait();
-    if (!values.is_alias_of(gradient)) gradient.copy_(values);
+  // All copies come first, because autograd may give two parameters gradients in one memory.
+  std::vector<std::pair<at::Tensor, at::Tensor>> averages;
+  for (const auto& parameter : unique_parameters(module))
+    if (const at::Tensor& gradient = parameter.tensor.grad(); gradient.defined())
+      averages.emplace_back(gradient, gradient.clone(at::MemoryFormat::Contiguous));
+  for (auto& [gradient, average] : averages) {
+    group.all_reduce(average, Op::average).wait();
+    gradient.copy_(average);
   }
 }
 

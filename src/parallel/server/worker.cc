@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "dispatch/lazy_storage.h"
+#include "module/checks.h"
 #include "module/tensors.h"
 #include "parallel/backward_hooks.h"
 #include "parallel/server/connection.h"
@@ -186,6 +187,7 @@ class Worker::Impl {
   Impl(std::shared_ptr<torch::nn::Module> module, const Meeting& meeting, std::optional<int> number,
        const WorkerOptions& options)
       : module_(std::move(module)),
+        watch_(*module_, {}, "the worker was made"),
         keys_(*module_, options.by_rows),
         servers_(meeting, number, keys_.keys()) {
     say_hello();
@@ -209,6 +211,7 @@ class Worker::Impl {
     check(!has_pushed_,
           "parameter server: push() was called twice without pull(): these gradients are of values "
           "that the servers have changed since");
+    watch_.check();
     keys_.check_unchanged();
     at::NoGradGuard no_grad;
     const std::vector<GradientRows> rows = gather_rows();
@@ -428,6 +431,7 @@ class Worker::Impl {
   }
 
   const std::shared_ptr<torch::nn::Module> module_;
+  const modules::ModuleWatch watch_;
   const int exceptions_ = std::uncaught_exceptions();
   WorkerKeys keys_;
   RemoteServers servers_;

@@ -29,6 +29,7 @@
 #include <exception>
 #include <latch>
 #include <optional>
+#include <set>
 #include <utility>
 
 namespace lockstep::threads {
@@ -225,6 +226,15 @@ std::vector<std::exception_ptr> DeviceTeam::run(const std::function<void(int)>& 
 
 namespace {
 
+// Autograd may give two parameters gradients in one memory, those of p.unsqueeze(0) +
+// q.unsqueeze(0) for example. They are scaled and reduced in place, so each gets its own memory.
+void separate(std::vector<at::Tensor>& gradients) {
+  std::set<const c10::StorageImpl*> seen;
+  for (at::Tensor& gradient : gradients)
+    if (gradient.defined() && !seen.insert(gradient.storage().unsafeGetStorageImpl()).second)
+      gradient = gradient.clone();
+}
+
 // A rank that cannot take part aborts the group, so that the others do not wait for it.
 template <typename Collective>
 void or_abort(Group& group, Collective&& collective) {
@@ -282,6 +292,7 @@ void ReplicaStep::compute(const std::function<DeviceLoss(std::span<const at::Ten
   for (std::size_t i = 0; i < gradients_.size(); ++i)
     if (gradients_[i].defined() && gradients_[i].layout() != at::kStrided)
       parallel::throw_sparse_gradient(names_[i], "DataParallel");
+  separate(gradients_);
   loss_ = value.detach().reshape({1}).to(at::kDouble);
 }
 

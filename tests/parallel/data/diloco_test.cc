@@ -373,5 +373,20 @@ TEST(DiLoCoErrors, AFailedAverageEndsTheHandle) {
     });
 }
 
+// Its values would differ between the ranks, because no fragment has it.
+TEST(DiLoCoErrors, WhatIsUnfrozenLaterIsNamed) {
+  run_as_threads(2, [](Group group) {
+    Table table(diloco_shapes, at::kFloat);
+    table->weights[1].requires_grad_(false);
+    DiLoCo diloco(table, group, {.inner_steps = 2});
+    EXPECT_EQ(diloco.step(), 0);
+    table->weights[1].requires_grad_(true);
+    expect_contains(message_of<InvalidArgument>([&] { (void)diloco.step(); }),
+                    "w1 requires a gradient now");
+    table->weights[1].requires_grad_(false);
+    EXPECT_EQ(diloco.step(), 1);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -284,5 +284,26 @@ TEST(DistributedDataParallel, AModelWithoutGradientsIsFine) {
   });
 }
 
+// Each handle would average what the other has averaged already, or is about to average.
+TEST(DistributedDataParallel, AParameterOfTwoHandlesIsNamed) {
+  run_as_threads(2, [](Group group) {
+    Plain module;
+    DistributedDataParallel first(module, group);
+    std::optional<DistributedDataParallel> second(std::in_place, module, group);
+    auto backward = [&] { module.forward(values({1, 3}, group.rank())).sum().backward(); };
+    {
+      auto of_first = first.no_sync();
+      auto of_second = second->no_sync();
+      backward();
+    }
+    first.zero_grad();
+    expect_contains(message_of<InvalidArgument>(backward), "belongs to two handles");
+    second.reset();
+    first.zero_grad();
+    backward();
+    EXPECT_TRUE(same_bits(module.fc->weight.grad()[0], (values({3}, 0) + values({3}, 1)) / 2));
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -24,6 +24,22 @@ TEST_P(Naive, BroadcastsAndAverages) {
   });
 }
 
+TEST_P(Naive, GradientsThatShareMemoryAreAveragedOnce) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
+    struct Pair : torch::nn::Module {
+      at::Tensor a = register_parameter("a", values({4, 6}, 1));
+      at::Tensor b = register_parameter("b", values({24}, 2));
+    } model;
+    std::vector<std::vector<at::Tensor>> of_ranks;
+    for (int rank = 0; rank < group.size(); ++rank) of_ranks.push_back({values({24}, rank)});
+    const at::Tensor& own = of_ranks[static_cast<std::size_t>(group.rank())][0];
+    ((model.a.view({24}) + model.b) * own).sum().backward();
+    naive::average_gradients(model, group);
+    EXPECT_TRUE(same_bits(model.a.grad().view({24}), average(of_ranks)[0]));
+    EXPECT_TRUE(same_bits(model.b.grad(), average(of_ranks)[0]));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Naive, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
 }  // namespace

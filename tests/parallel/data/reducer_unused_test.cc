@@ -125,5 +125,26 @@ TEST_P(ReducerUnused, NoSyncNestsAndAveragesTheAccumulatedSum) {
 
 INSTANTIATE_TEST_SUITE_P(All, ReducerUnused, testing::ValuesIn(usual_ranks()), name_of_ranks);
 
+// Rank 0 fails by itself while it contributes what its last backward() did not use.
+TEST(ReducerUnusedErrors, ASparseGradientOfNoSyncIsNamedAndTheOthersLearnIt) {
+  run_as_threads(2, [](Group group) {
+    struct Net : torch::nn::Module {
+      torch::nn::Embedding table = register_module(
+          "table", torch::nn::Embedding(torch::nn::EmbeddingOptions(5, 2).sparse(true)));
+      torch::nn::Linear fc = register_module("fc", torch::nn::Linear(3, 2));
+    } net;
+    DistributedDataParallel ddp(
+        net, group, {.find_unused_parameters = true, .timeout = std::chrono::seconds(20)});
+    if (group.rank() == 0) {
+      auto scope = ddp.no_sync();
+      net.table->forward(at::arange(3)).sum().backward();
+    }
+    const std::string text = message_of<ReductionFailed>([&] {
+      net.fc->forward(values({1, 3}, 1)).sum().backward();
+    });
+    expect_contains(text, "table.weight");
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

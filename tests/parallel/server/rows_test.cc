@@ -132,5 +132,19 @@ TEST(ServersOfRows, ASparseGradientNeedsRows) {
   });
 }
 
+// Its gradient would never be pushed.
+TEST(ServerErrors, WhatIsUnfrozenLaterIsNamed) {
+  Servers place(1, 1, "shm", {.optimizer = plain_sgd(0.1)});
+  place.run([&](int number) {
+    torch::nn::Linear model(3, 2);
+    model->bias.set_requires_grad(false);
+    ps::Worker worker(model, place.meeting(), number);
+    model->forward(values({1, 3}, 1)).sum().backward();
+    model->bias.set_requires_grad(true);
+    expect_contains(message_of<InvalidArgument>([&] { worker.push(); }),
+                    "bias requires a gradient now");
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

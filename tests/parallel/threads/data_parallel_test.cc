@@ -279,5 +279,30 @@ TEST(DataParallel, AnExceptionNamesItsDeviceAndNothingIsLost) {
   expect_contains(message_of<DeviceFailed>([&] { dp.backward(wrong_sizes, x); }), "device 0 (cpu)");
 }
 
+struct SharedPairImpl : torch::nn::Cloneable<SharedPairImpl> {
+  SharedPairImpl() { reset(); }
+  void reset() override {
+    a = register_parameter("a", values({4, 6}, 1));
+    b = register_parameter("b", values({24}, 2));
+  }
+  at::Tensor a, b;
+};
+
+// Autograd gives both parameters one memory. With 3 rows, the devices' parts have weights.
+TEST(DataParallel, GradientsThatShareMemoryAreReducedInCopies) {
+  for (std::int64_t rows : {2, 3}) {
+    auto model = std::make_shared<SharedPairImpl>();
+    DataParallel dp(model, cpus(2));
+    at::Tensor x = values({rows, 24}, 3);
+    dp.backward(
+        [](SharedPairImpl& net, const at::Tensor& some) {
+          return ((net.a.view({24}) + net.b) * some).sum(1).mean();
+        },
+        x);
+    EXPECT_TRUE(at::allclose(model->a.grad().view({24}), x.mean(0)));
+    EXPECT_TRUE(at::allclose(model->b.grad(), x.mean(0)));
+  }
+}
+
 }  // namespace
 }  // namespace lockstep
