@@ -52,6 +52,8 @@ std::vector<MeshAxis> axes_of(const Handle& handle, int ranks) {
 void check_asked(const TrainingState& state, const SaveOptions& options) {
   check(state.step >= 0 && state.step < most_steps,
         "checkpoint::save: expected a step from 0 to {}, found {}", most_steps - 1, state.step);
+  check(state.epoch >= 0 && state.epoch < most_steps,
+        "checkpoint::save: expected an epoch from 0 to {}, found {}", most_steps - 1, state.epoch);
   check(options.keep >= 0, "checkpoint::save: expected keep of at least 0 (0 keeps all), found {}",
         options.keep);
   constexpr int most_files = 99'999;  // as many digits as names have

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/escaped.h"
 #include "checkpoint/folders.h"
+#include "checkpoint/pickle.h"
 #include "checkpoint/torch_archive.h"
 #include "checkpoint/torch_values.h"
 #include "sys/files.h"
@@ -73,6 +74,10 @@ class Pickler {
 
   void write(const c10::IValue& value, int depth) {
     check(depth <= 100, "write_torch_file: values nest deeper than 100");
+    check(text_.size() <= Pickle::most_bytes,
+          "write_torch_file: expected values that need at most {} bytes besides those of tensors, "
+          "found more",
+          Pickle::most_bytes);
     if (value.isNone()) {
       text_ += 'N';
     } else if (value.isBool()) {

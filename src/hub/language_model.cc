@@ -145,6 +145,9 @@ LanguageModel loaded(const Options& options, const std::filesystem::path& folder
   check_has_safetensors(folder);
   const checkpoint::TensorFiles files(folder / checkpoint::model_file);
   check_sizes(options, files, folder);
+  check_input(std::ssize(files.entries()) >= options.layers,
+              "{}: expected tensors of {} layers as in config.json, found {} tensors in all",
+              folder.string(), options.layers, files.entries().size());
   Model model = made<Model>(options, folder);
   c10::NoGradGuard no_grad;
   for (Filling& filling : plan(model, files, folder)) {

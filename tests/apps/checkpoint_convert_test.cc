@@ -1,6 +1,7 @@
 // lockstep checkpoint convert between the output of lockstep-train, files of PyTorch and files of
 // the model hubs.
 #include "apps/shell.h"
+#include "base/format.h"
 #include "support/python.h"
 #include "support/temporary_folder.h"
 
@@ -213,6 +214,81 @@ torch.save({"model": layer.state_dict(), "optimizer": adamax.state_dict()}, "ada
   expect("convert two.pt a.pt --shard-bytes 0", 2, {"shard-bytes"});
   std::filesystem::create_directory(folder_ / "b.pt");
   expect("convert two.pt b.pt --model-key net", 1, {"expected a file or nothing, found a folder"});
+}
+
+// The names of LlamaForCausalLM begin with "model.", apart from that of its head.
+TEST_F(Converted, ABareStateDictKeepsItsNames) {
+  expect_python(R"(
+torch.save({"model.norm.weight": torch.ones(2), "lm_head.weight": torch.zeros(3)}, "llama.pt")
+torch.save({"model.norm.weight": torch.ones(2), "model.fc.weight": torch.zeros(3)}, "all.pt")
+torch.save({"module.fc.weight": torch.ones(2), "module.fc.bias": torch.zeros(3)}, "ddp.pt")
+import torch.distributed.checkpoint as dcp
+dcp.save({"model.norm.weight": torch.ones(2), "lm_head.weight": torch.zeros(3)}, checkpoint_id="dcp")
+)");
+  for (const char* from : {"llama.pt", "dcp"}) {
+    expect(std::string("convert ") + from + " o.safetensors", 0,
+           {" of the model in 2 tensors, from "});
+    expect("show o.safetensors", 0, {"model.norm.weight F32 [2]", "lm_head.weight F32 [3]"});
+  }
+  expect("convert all.pt o.safetensors", 0, {" of the model in 2 tensors, from "});
+  expect("show o.safetensors", 0, {"model.norm.weight F32 [2]", "model.fc.weight F32 [3]"});
+  expect("convert ddp.pt o.safetensors", 0,
+         {" of the model in 2 tensors, from a file of torch.save()\n"});
+  expect("show o.safetensors", 0, {"\n  fc.weight F32 [2]", "fc.bias F32 [3]"});
+}
+
+// The low bytes of a header's length may be those of a pickle (0x0280) or a zip archive (0x4b50).
+TEST_F(Converted, AHeaderOfAnyLengthIsOfSafetensors) {
+  expect_python(R"(
+import json, struct
+for length in (640, 19280, 65536 + 640):
+    header = {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+    text = json.dumps(header).encode().ljust(length)
+    with open(f"h{length}.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", length) + text + struct.pack("<2f", 1, 2))
+)");
+  for (const char* length : {"640", "19280", "66176"}) {
+    expect(formatted("show h{}.safetensors", length), 0, {"w F32 [2]"});
+    expect(formatted("convert h{}.safetensors o.pt", length), 0,
+           {" of the model in 1 tensor, from "});
+  }
+}
+
+TEST_F(Converted, AnAdagradMayLackStatisticsAndFrozenParameters) {
+  expect_python(R"(
+from torch import nn
+model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+model[0].requires_grad_(False)
+optimizer = torch.optim.Adagrad([p for p in model.parameters() if p.requires_grad], lr=.1)
+model(torch.randn(5, 3)).sum().backward()
+optimizer.step()
+with open("names", "w") as file:
+    file.write("\n".join(n for n, p in model.named_parameters() if p.requires_grad))
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "all.pt")
+optimizer.state_dict()["state"][0]["step"].fill_(float("nan"))
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "nan.pt")
+)");
+  expect("convert all.pt run/step-00000001 --parameters names", 0, {"run/step-00000001: "});
+  expect("verify run", 0, {"whole"});
+  expect("show run/step-00000001", 0, {"optimizer.2.weight.sum F32 [2, 4]"});
+  expect("convert nan.pt other/step-00000001 --parameters names", 1,
+         {"expected a number of steps from 0 to", "found nan"});
+}
+
+// Each level is there twice, so that 60 levels are 2^60 values.
+TEST_F(Converted, DictsThatAreSharedManyTimesAreRefused) {
+  expect_python(R"(
+x = {}
+for _ in range(60):
+    x = {"a": x, "b": x}
+torch.save({"model": {"w": torch.ones(1)}, "z": x}, "many.pt")
+)");
+  expect("show many.pt", 1, {"many.pt: expected at most 4194304 values"});
+}
+
+TEST_F(Converted, AnotherCheckpointSaysWhatItLacks) {
+  train("mlp --out mine --steps 2 --save-every 2 --layers 2 --width 8");
+  expect("convert mine other/step-00000007", 0, {"; with new random states: `reshard` copies"});
 }
 
 }  // namespace

@@ -6,8 +6,11 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -181,6 +184,23 @@ TEST(FailedSaves, AreOneLineOfAllRanks) {
     EXPECT_NE(run.output.find("mine/.saving.lock: Is a directory"), std::string::npos)
         << run.output;
   }
+}
+
+TEST_F(SavedCheckpoints, NaNIsTheLargestDifference) {
+  const auto write = [&](const char* name, float first, float last) {
+    constexpr std::int64_t elements = 300'000;  // compared in two pieces
+    std::string header = R"({"w":{"dtype":"F32","shape":[300000],"data_offsets":[0,1200000]}})";
+    header.append((8 - header.size() % 8) % 8, ' ');
+    std::vector<float> values(elements);
+    values.front() = first;
+    values.back() = last;
+    std::ofstream(folder_ / name, std::ios::binary)
+        << static_cast<char>(header.size()) << std::string(7, '\0') << header
+        << std::string_view(reinterpret_cast<const char*>(values.data()), values.size() * 4);
+  };
+  write("a", 0, 0);
+  write("b", std::numeric_limits<float>::quiet_NaN(), 1);
+  expect("diff a b", 1, {"w: 2 of 300000 elements differ, by at most nan"});
 }
 
 }  // namespace

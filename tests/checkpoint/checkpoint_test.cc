@@ -208,6 +208,12 @@ TEST(Checkpoint, AStepIsNeverOverwrittenAndOldOnesGo) {
         test::message_of<CollectiveFailure>([&] { (void)training.save(out.path()); }),
         {"expected a step from 0 to", "found -1"});
     training.steps = 4;
+    // Nothing could read such a checkpoint, and load() would always find it first.
+    test::expect_words(test::message_of<CollectiveFailure>([&] {
+                         (void)checkpoint::save(out.path(), training.handle, *training.optimizer,
+                                                {.step = 4, .epoch = -1});
+                       }),
+                       {"expected an epoch from 0 to", "found -1"});
     test::expect_words(
         test::message_of<CollectiveFailure>([&] { (void)training.save(out.path(), {.keep = -1}); }),
         {"expected keep of at least 0 (0 keeps all), found -1"});

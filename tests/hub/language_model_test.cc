@@ -371,6 +371,20 @@ TEST_F(Refused, SizesBeyondAllMemory) {
       "tensor 'model.embed_tokens.weight' has shape [61, 24], config.json says [2147483647, 24]");
 }
 
+// The last of the layers is there, and those before it are not.
+TEST_F(Refused, MoreLayersThanTensors) {
+  replace("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 2147483647");
+  const std::vector<fs::path> files(fs::directory_iterator(folder.path()), {});
+  for (const fs::path& file : files)
+    if (file.filename() != "config.json") fs::remove(file);
+  const std::string last = "model.layers.2147483646.";
+  checkpoint::write_safetensors(folder / "model.safetensors",
+                                {{"model.embed_tokens.weight", at::zeros({61, 24})},
+                                 {last + "self_attn.q_proj.weight", at::zeros({24, 24})},
+                                 {last + "mlp.gate_proj.weight", at::zeros({40, 24})}});
+  expect("expected tensors of 2147483647 layers as in config.json, found 3 tensors in all");
+}
+
 // The folder that a process leaves if it is killed while it replaces the model (0086).
 TEST_F(Refused, AFolderWithoutConfig) {
   fs::remove(folder / "config.json");

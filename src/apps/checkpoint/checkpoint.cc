@@ -21,6 +21,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -83,7 +84,7 @@ void add_numbers(const at::Tensor& one, const at::Tensor& other, Found& found) {
   if (count == 0) return;
   found.different += count;
   const double most = (a - b).abs().masked_select(differs).max().item<double>();
-  if (!(most <= found.most)) found.most = most;  // also keeps NaN
+  if (!std::isnan(found.most) && !(most <= found.most)) found.most = most;  // NaN is the most
 }
 
 at::Tensor some_of(PartsReader& file, const TensorEntry& entry, std::uint64_t offset,

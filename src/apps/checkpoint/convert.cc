@@ -63,7 +63,14 @@ bool has_field(const checkpoint::TensorSources& state, std::string_view field) {
 // Makes an optimizer whose class follows from the fields of the state; hyperparameters are not
 // saved.
 std::unique_ptr<torch::optim::Optimizer> optimizer_for(const checkpoint::TensorSources& state,
-                                                       std::vector<at::Tensor> parameters) {
+                                                       const checkpoint::NamedParameters& named) {
+  // An Adagrad has a state for each of its parameters from the beginning.
+  const bool is_adagrad =
+      !has_field(state, "exp_avg") && !has_field(state, "square_avg") && has_field(state, "sum");
+  std::vector<at::Tensor> parameters;
+  for (const auto& [name, parameter] : named)
+    if (!is_adagrad || state.contains(formatted("optimizer.{}.sum", name)))
+      parameters.push_back(parameter);
   using namespace torch::optim;
   if (has_field(state, "exp_avg"))
     return std::make_unique<AdamW>(std::move(parameters),
@@ -73,7 +80,7 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_for(const checkpoint::TensorS
                                      RMSpropOptions()
                                          .momentum(has_field(state, "momentum_buffer") ? 0.9 : 0)
                                          .centered(has_field(state, "grad_avg")));
-  if (has_field(state, "sum")) return std::make_unique<Adagrad>(std::move(parameters));
+  if (is_adagrad) return std::make_unique<Adagrad>(std::move(parameters));
   return std::make_unique<SGD>(std::move(parameters), SGDOptions(0.1).momentum(0.9));
 }
 
@@ -82,13 +89,9 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_for(const checkpoint::TensorS
 void save_step(const fs::path& path, const Source& source) {
   const std::shared_ptr<torch::nn::Module> module = module_of(source.model);
   checkpoint::NamedParameters named;
-  std::vector<at::Tensor> parameters;
-  for (const auto& item : module->named_parameters()) {
-    named.emplace_back(item.key(), item.value());
-    parameters.push_back(item.value());
-  }
-  check_input(!parameters.empty(), "expected a model with floating-point parameters, found none");
-  const auto optimizer = optimizer_for(source.optimizer, parameters);
+  for (const auto& item : module->named_parameters()) named.emplace_back(item.key(), item.value());
+  check_input(!named.empty(), "expected a model with floating-point parameters, found none");
+  const auto optimizer = optimizer_for(source.optimizer, named);
   checkpoint::NamedTensors state;
   for (const auto& [name, tensor] : source.optimizer) state.emplace(name, tensor.values());
   try {
@@ -188,8 +191,9 @@ std::string remarks_on(const Source& source, Target target) {
   if (target == Target::step) {
     if (source.optimizer.empty()) remarks.push_back("without optimizer state");
     if (!source.assumed.empty()) remarks.push_back(source.assumed);
-    if (!source.training)
-      remarks.push_back("for a program's checkpoint::load(), not for `lockstep train`");
+    remarks.push_back(source.training
+                          ? "with new random states: `reshard` copies everything"
+                          : "for a program's checkpoint::load(), not for `lockstep train`");
   } else if (target != Target::torch_file) {
     if (source.has_more) remarks.push_back("everything except the model was left out");
     if (!source.optimizer.empty()) remarks.push_back("the optimizer state was left out");

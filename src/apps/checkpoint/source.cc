@@ -3,8 +3,10 @@
 #include "apps/checkpoint/state_dicts.h"
 #include "base/check.h"
 #include "base/format.h"
+#include "base/text.h"
 #include "checkpoint/distributed_checkpoint.h"
 #include "checkpoint/folders.h"
+#include "checkpoint/layout_json.h"
 #include "checkpoint/shards.h"
 #include "checkpoint/tensor_files.h"
 #include "sys/plain_file.h"
@@ -42,6 +44,20 @@ Source of_safetensors(const fs::path& path, const std::string& kind) {
           .metadata = checkpoint::without_checksums(files->metadata())};
 }
 
+// Returns what only `reshard` copies.
+std::string left_out_of(const fs::path& folder) {
+  const checkpoint::LayoutJson json =
+      checkpoint::parse_json_text(folder, checkpoint::read_json_text(folder));
+  std::vector<std::string> parts;
+  if (json.scheduler) parts.emplace_back("the scheduler's state");
+  if (json.scaler) parts.emplace_back("the scaler's state");
+  if (const fs::path file = folder / checkpoint::ignored_file; checkpoint::has_tensors(file))
+    parts.push_back(formatted("the ignored tensors in {}", file.string()));
+  if (const fs::path file = folder / checkpoint::own_file; checkpoint::has_tensors(file))
+    parts.push_back(formatted("the tensors of ranks' own in {}", file.string()));
+  return join(parts);
+}
+
 Source of_checkpoint(const fs::path& folder) {
   Source source = of_safetensors(folder / checkpoint::model_file,
                                  formatted("the checkpoint {}", folder.string()));
@@ -49,9 +65,7 @@ Source of_checkpoint(const fs::path& folder) {
   const fs::path optimizer = folder / checkpoint::optimizer_file;
   if (checkpoint::has_tensors(optimizer))
     source.optimizer = sources_in(std::make_shared<const TensorFiles>(optimizer));
-  const fs::path own = folder / checkpoint::own_file;
-  if (checkpoint::has_tensors(own))
-    source.left_out = formatted("the tensors of ranks' own in {}", own.string());
+  source.left_out = left_out_of(folder);
   return source;
 }
 
@@ -78,7 +92,7 @@ Source of_weights(const fs::path& folder) {
 void divide(const StateDicts& all, const SourceOptions& options, Source& source) {
   const std::string model = all.model_place(options.model_key);
   source.model = all.tensors_below(model);
-  source.has_more = !model.empty() || all.has_extra_state();
+  source.has_more = all.has_more_than(model);
   if (!options.for_checkpoint) return;
   for (const std::string& name : all.tied_below(model)) source.model.erase(name);
   source.optimizer =
@@ -101,12 +115,15 @@ Source of_distributed(const fs::path& folder, const SourceOptions& options) {
   return source;
 }
 
+// A safetensors file begins with the length of its JSON header, whose low bytes may be those with
+// which a zip archive or a pickle begins.
 bool is_torch_file(const fs::path& path) {
   sys::PlainFile file(path);
-  char begin[2] = {};
-  const std::size_t count = file.read(std::as_writable_bytes(std::span(begin)));
-  return count == 2 &&
-         ((begin[0] == 'P' && begin[1] == 'K') || (begin[0] == '\x80' && begin[1] == '\x02'));
+  char bytes[9] = {};
+  const std::string_view begin(bytes, file.read(std::as_writable_bytes(std::span(bytes))));
+  const bool is_safetensors =
+      begin.ends_with(std::string_view("\0\0\0\0{", 5)) && begin.size() == 9;
+  return !is_safetensors && (begin.starts_with("PK") || begin.starts_with("\x80\x02"));
 }
 
 bool is_distributed(const fs::path& path) { return fs::exists(path / ".metadata"); }

@@ -10,6 +10,7 @@
 #include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <span>
 #include <string_view>
@@ -131,7 +132,13 @@ std::map<std::string, std::string> names_as_given(const std::vector<NumberedPara
   return found;
 }
 
-constexpr std::size_t most_leaves = 4 << 20;
+// Usual places of a model and of an optimizer, the likeliest first.
+const std::vector<std::string> model_places = {"model", "state_dict", "model_state_dict", "module",
+                                               "app.model"};
+const std::vector<std::string> optimizer_places = {
+    "optimizer", "optim", "optimizer_state_dict", "optimizer_state", "app.optimizer", "app.optim"};
+
+constexpr std::size_t most_values = 4 << 20;
 constexpr std::size_t most_nested = 100;
 
 std::string key_text(const c10::IValue& key) {
@@ -152,6 +159,14 @@ std::optional<std::span<const std::string>> below(const std::vector<std::string>
     if (front == place && i + 1 < path.size()) return std::span(path).subspan(i + 1);
   }
   return std::nullopt;
+}
+
+bool is_below(const std::string& name, const std::string& place) {
+  return name.size() > place.size() && name[place.size()] == '.' && name.starts_with(place);
+}
+
+bool is_below_any(const std::string& name, const std::vector<std::string>& places) {
+  return std::ranges::any_of(places, [&](const std::string& one) { return is_below(name, one); });
 }
 
 // Returns true for a statistic of BatchNorm or InstanceNorm, which is not in an optimizer.
@@ -183,10 +198,15 @@ std::vector<std::string> lines_of(const std::filesystem::path& file) {
   return lines;
 }
 
-// Converts `step` to the form in a checkpoint.
-checkpoint::TensorSource step_source(const checkpoint::TensorSource& from) {
-  return {at::kLong, {}, [values = from.values] {
-            return at::scalar_tensor(static_cast<std::int64_t>(values().item<double>()), at::kLong);
+// Converts `step` to the form in a checkpoint. `name` is its name in messages.
+checkpoint::TensorSource step_source(const checkpoint::TensorSource& from,
+                                     const std::string& name) {
+  return {at::kLong, {}, [values = from.values, name] {
+            constexpr double most = std::int64_t{1} << 53;
+            const auto step = values().item<double>();
+            check_input(step >= 0 && step <= most && std::floor(step) == step,
+                        "{}: expected a number of steps from 0 to {}, found {}", name, most, step);
+            return at::scalar_tensor(static_cast<std::int64_t>(step), at::kLong);
           }};
 }
 
@@ -212,9 +232,9 @@ StateDicts::StateDicts(std::filesystem::path path,
 }
 
 void StateDicts::add(std::vector<std::string> path, const c10::IValue& value) {
-  check_input(path.size() <= most_nested && leaves_.size() < most_leaves,
+  check_input(path.size() <= most_nested && ++values_ <= most_values,
               "{}: expected at most {} values, nested {} times, found more", path_.string(),
-              most_leaves, most_nested);
+              most_values, most_nested);
   if (value.isGenericDict()) {
     for (const auto& item : value.toGenericDict()) {
       std::vector<std::string> below = path;
@@ -248,10 +268,27 @@ void StateDicts::add(std::vector<std::string> path, const c10::IValue& value) {
   leaves_.push_back(std::move(leaf));
 }
 
-bool StateDicts::has_below(const std::string& place, bool tensors) const {
-  return std::ranges::any_of(leaves_, [&](const Leaf& leaf) {
-    return listed(leaf.path, ".").starts_with(place + ".") && (!tensors || leaf.tensor);
-  });
+bool StateDicts::has_below(const std::string& place) const {
+  return std::ranges::any_of(
+      leaves_, [&](const Leaf& leaf) { return is_below(listed(leaf.path, "."), place); });
+}
+
+bool StateDicts::has_level(const std::string& place) const {
+  return std::ranges::any_of(leaves_,
+                             [&](const Leaf& leaf) { return below(leaf.path, place).has_value(); });
+}
+
+bool StateDicts::has_only_usual_places() const {
+  bool is_module = true, has_optimizer = false;
+  for (const Leaf& leaf : leaves_) {
+    if (!leaf.tensor) continue;
+    const std::string name = listed(leaf.path, ".");
+    const bool is_optimizer = is_below_any(name, optimizer_places);
+    if (!is_optimizer && !is_below_any(name, model_places)) return false;
+    has_optimizer = has_optimizer || is_optimizer;
+    is_module = is_module && is_below(name, "module");
+  }
+  return is_module || has_optimizer;
 }
 
 std::string StateDicts::tops() const {
@@ -266,18 +303,20 @@ std::string StateDicts::tops() const {
 std::string StateDicts::find_place(const std::string& key, const std::vector<std::string>& usual,
                                    const char* what) const {
   if (!key.empty()) {
-    check_input(has_below(key, false), "{}: expected the {} at '{}', found only {}", path_.string(),
-                what, escaped(key), tops());
+    check_input(has_below(key), "{}: expected the {} at '{}', found only {}", path_.string(), what,
+                escaped(key), tops());
     return key;
   }
   for (const std::string& name : usual)
-    if (has_below(name, false)) return name;
+    if (has_level(name)) return name;
+  if (!has_only_usual_places()) return {};
+  for (const std::string& name : usual)
+    if (has_below(name)) return name;
   return {};
 }
 
 std::string StateDicts::model_place(const std::string& key) const {
-  std::string place =
-      find_place(key, {"model", "state_dict", "model_state_dict", "module", "app.model"}, "model");
+  std::string place = find_place(key, model_places, "model");
   // A bare state_dict: one dict with dotted names, which has only tensors.
   if (place.empty()) {
     check_input(
@@ -321,8 +360,11 @@ std::set<std::string> StateDicts::tied_below(const std::string& model) const {
   return tied;
 }
 
-bool StateDicts::has_extra_state() const {
-  return std::ranges::any_of(leaves_, [](const Leaf& leaf) { return is_extra_state(leaf.path); });
+bool StateDicts::has_more_than(const std::string& place) const {
+  return std::ranges::any_of(leaves_, [&](const Leaf& leaf) {
+    return is_extra_state(leaf.path) ||
+           (!place.empty() && !is_below(listed(leaf.path, "."), place));
+  });
 }
 
 StateDicts::Numbered StateDicts::numbered(const std::string& optimizer) const {
@@ -421,17 +463,16 @@ checkpoint::TensorSource StateDicts::field_of(const Leaf& leaf, const std::strin
   check_input(field != "step" || tensor->bytes() == c10::elementSize(tensor->dtype),
               "{}: expected one number for '{}', found a tensor of sizes [{}]", path_.string(),
               escaped(listed(leaf.path, ".")), listed(tensor->sizes, ", "));
-  return field == "step" ? step_source(*tensor) : *tensor;
+  if (field != "step") return *tensor;
+  return step_source(*tensor,
+                     formatted("{}: '{}'", path_.string(), escaped(listed(leaf.path, "."))));
 }
 
 checkpoint::TensorSources StateDicts::optimizer_state(const std::string& key,
                                                       const std::string& model,
                                                       const std::string& parameters,
                                                       std::string& assumed) const {
-  const std::string place = find_place(key,
-                                       {"optimizer", "optim", "optimizer_state_dict",
-                                        "optimizer_state", "app.optimizer", "app.optim"},
-                                       "optimizer");
+  const std::string place = find_place(key, optimizer_places, "optimizer");
   checkpoint::TensorSources state;
   check_input(!place.empty() || parameters.empty(),
               "--parameters {}: expected an optimizer's state_dict in {}, found none", parameters,

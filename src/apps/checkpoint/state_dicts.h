@@ -48,7 +48,8 @@ class StateDicts {
   // Returns names of tensors that are tied to an earlier tensor; a distributed checkpoint does not
   // record ties.
   [[nodiscard]] std::set<std::string> tied_below(const std::string& place) const;
-  [[nodiscard]] bool has_extra_state() const;
+  // Returns true if there is something beside the tensors at `place`.
+  [[nodiscard]] bool has_more_than(const std::string& place) const;
 
   // Returns the optimizer's state for the model at `model`, with names such as
   // "optimizer.fc.weight.exp_avg". Numbered parameters get the names in the file `parameters` if
@@ -69,7 +70,14 @@ class StateDicts {
   };
 
   void add(std::vector<std::string> path, const c10::IValue& value);
-  [[nodiscard]] bool has_below(const std::string& place, bool tensors) const;
+  // Returns true if the joined path of a leaf begins with `place` and a dot. Unlike for
+  // has_level(), one key with dots in it, "model.fc.weight", counts.
+  [[nodiscard]] bool has_below(const std::string& place) const;
+  // Returns true if there is a dict at `place`.
+  [[nodiscard]] bool has_level(const std::string& place) const;
+  // Returns true if the names of all tensors begin with a usual place, which is then not a part of
+  // the model's own names: some are an optimizer's, or all are of a DistributedDataParallel.
+  [[nodiscard]] bool has_only_usual_places() const;
   [[nodiscard]] std::string find_place(const std::string& key,
                                        const std::vector<std::string>& usual,
                                        const char* what) const;
@@ -90,6 +98,7 @@ class StateDicts {
 
   const std::filesystem::path path_;
   std::vector<Leaf> leaves_;  // in the order of the file
+  std::size_t values_ = 0;    // dicts, lists and leaves that were added
 };
 
 }  // namespace lockstep::apps
