@@ -152,13 +152,14 @@ std::string for_people(const std::string& name, const Facts& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
-void print(const char* title, const Facts& facts) {
-  print_to(stdout, "{}\n", title);
+std::string shown(const char* title, const Facts& facts) {
+  std::string text = formatted("{}\n", title);
   for (const auto& [name, value] : facts.items()) {
     std::string label = name.ends_with("_bytes") ? name.substr(0, name.size() - 6) : name;
     std::replace(label.begin(), label.end(), '_', ' ');
-    print_to(stdout, "  {:<18} {}\n", label, for_people(name, value));
+    text += formatted("  {:<18} {}\n", label, for_people(name, value));
   }
+  return text;
 }
 
 }  // namespace
@@ -170,13 +171,9 @@ int info_command(const std::vector<std::string>& words) {
     bool json = false;
     options.add({"json", "", "print it as one JSON object"}, flag_into(json));
     if (const auto code = sys::answer(options.read(words), options)) return *code;
-    if (json) {
-      print_to(stdout, "{}\n",
-               Facts{{"build", build_facts()}, {"machine", machine_facts()}}.dump(2));
-    } else {
-      print("This build", build_facts());
-      print("This machine", machine_facts());
-    }
+    const Facts build = build_facts(), machine = machine_facts();
+    sys::write_out(json ? Facts{{"build", build}, {"machine", machine}}.dump(2) + "\n"
+                        : shown("This build", build) + shown("This machine", machine));
     return 0;
   });
 }

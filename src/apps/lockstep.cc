@@ -77,7 +77,7 @@ std::string_view about(std::string_view sibling) {
     return "look at checkpoints: ls, show, verify, diff, reshard, convert";
   if (sibling == "plan") return "show what a way of training will take: pipeline";
   if (sibling == "report") return "explain what ranks left behind: hang";
-  if (sibling == "bench") return "measure this machine: collectives, step, memory, optimizer";
+  if (sibling == "bench") return "measure this machine: collectives";
   return "";
 }
 

@@ -62,6 +62,10 @@ std::size_t Sink::write_some() {
   const std::size_t size = regular_file_ ? pending() : std::min(pending(), page);
   const ssize_t written = ::write(descriptor_, queue_.data() + sent_, size);
   if (written >= 0) return static_cast<std::size_t>(written);
+  if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
+    no_room_ = errno;
+    return size;
+  }
   if (errno != EAGAIN && errno != EINTR) lost_ = errno;
   return 0;
 }
@@ -436,8 +440,13 @@ bool OutputRelay::log_losses(const std::vector<RankOutput*>& ranks) {
     if (const int error = rank->take_log_error())
       log_line(formatted("cannot write {}: {}; the rank continues without it", rank->log_file(),
                          std::strerror(error)));
-  if (output_.lost() == 0 || std::exchange(loss_said_, true)) return false;
   const char* left = spec_.log_folder.empty() ? "dropped" : "only in their logs";
+  if (output_.no_room() != 0 && !std::exchange(no_room_said_, true))
+    log_line(
+        formatted("cannot write to standard output ({}); the ranks continue, and what does "
+                  "not fit is {}",
+                  std::strerror(output_.no_room()), left));
+  if (output_.lost() == 0 || std::exchange(loss_said_, true)) return false;
   log_line(formatted("standard output is closed ({}); {}", std::strerror(output_.lost()),
                      spec_.stop_without_reader
                          ? "stopping the ranks"

@@ -38,6 +38,9 @@ class Sink {
   [[nodiscard]] bool full() const { return pending() > (1 << 20); }
   // Returns the errno of the write that failed permanently (EPIPE: the reader has gone), else 0.
   [[nodiscard]] int lost() const { return lost_; }
+  // Returns the errno of the latest write for which there was no room (a full disk), else 0. Its
+  // bytes were dropped, and later ones are tried again.
+  [[nodiscard]] int no_room() const { return no_room_; }
   // Returns true if both write to the same terminal, pipe or file.
   [[nodiscard]] bool same_place(const Sink& other) const;
 
@@ -50,6 +53,7 @@ class Sink {
   std::string queue_;
   std::size_t sent_ = 0;  // of queue_
   int lost_ = 0;
+  int no_room_ = 0;
 };
 
 // The stream that has printed the beginning of an unfinished line. The printers of stdout and
@@ -269,7 +273,7 @@ class OutputRelay {
   OpenLine output_line_, error_line_;
   Printer output_printer_, error_printer_;
   SharedFailures failures_;
-  bool loss_said_ = false;
+  bool loss_said_ = false, no_room_said_ = false;
 };
 
 }  // namespace lockstep::launch

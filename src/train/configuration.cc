@@ -233,8 +233,10 @@ void check_run(Configuration& configuration, int ranks) {
   if (task.parallel_plan().experts > 0) check_mixtures(options, task, layout);
   check_start_options(options);
   const std::filesystem::path trace(options.trace);
-  check_input(trace.empty() || sys::is_folder(trace.has_parent_path() ? trace.parent_path() : "."),
-              "--trace {}: expected a file in a folder that is there", escaped(options.trace));
+  check_input(
+      trace.empty() || (trace.has_filename() && !sys::is_folder(trace) &&
+                        sys::is_folder(trace.has_parent_path() ? trace.parent_path() : ".")),
+      "--trace {}: expected a file in a folder that is there", escaped(options.trace));
   const std::string& offload = options.sharding.offload;
   check_input(offload.empty() || sys::is_folder(offload),
               "--offload {}: expected a folder that is there", escaped(offload));

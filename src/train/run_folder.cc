@@ -278,6 +278,7 @@ void RunFolder::open(const Opening& opening) {
       },
       std::chrono::hours(0));
   write_jobs(path_ / job_name, jobs_);
+  if (!opening.is_continued) sys::remove_all(path_ / result_name);
   metrics_.emplace(path_ / metrics_name,
                    opening.repeats_row ? opening.resumed_at - 1 : opening.resumed_at);
   // A later round would write the same file.

@@ -19,6 +19,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <csignal>
 #include <exception>
 #include <map>
 #include <memory>
@@ -182,6 +183,17 @@ class WorkerStrategy : public TrainedModel {
   std::optional<ps::Worker> worker_;
 };
 
+// The workers end a run that gets a signal, and need the servers to do so.
+class IgnoredSignals {
+ public:
+  IgnoredSignals() {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) std::signal(signal, SIG_IGN);
+  }
+
+ private:
+  Interrupt restored_;  // brings back what was there
+};
+
 // The strategy of a server rank.
 class ServedRun {
  public:
@@ -192,7 +204,7 @@ class ServedRun {
     if (options_.threads > 0) at::set_num_threads(options_.threads);
     share_failure(all_, "");  // waits for the workers' data
     length_ = share_steps(all_, {});
-    interrupt_.emplace();
+    const IgnoredSignals ignored;
     schedule_ = schedule_of(options_, length_);
     const ps::GroupMeeting met = ps::meet_in_group(all_, server_count(options_));
     (void)ps::Server(met.place.meeting, met.place.number, server_options()).run();
@@ -260,8 +272,6 @@ class ServedRun {
 
   const Options& options_;
   Group all_;
-  // Ignores signals: the workers end the run, and need the servers to do so.
-  std::optional<Interrupt> interrupt_;
   RunLength length_;
   optim::Schedule schedule_;
   std::int64_t first_step_ = 0;  // of this run; updates count from it

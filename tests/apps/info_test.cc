@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/command.h"
+#include "apps/shell.h"
 #include "sys/topology.h"
 
 #include <set>
@@ -36,6 +37,16 @@ TEST(LockstepInfo, AnUnknownOptionSuggestsTheNearest) {
   const Finished info = lockstep_command({"info", "--jsn"});
   EXPECT_EQ(info.status.code, 2);
   EXPECT_EQ(info.error, "lockstep info: unknown option '--jsn'; did you mean '--json'?\n");
+}
+
+TEST(LockstepInfo, AFullOutputIsAnError) {
+  for (const char* words : {" info", " info --json"}) {
+    const test::ShellResult result =
+        test::shell(test::program("lockstep") + words + " 2>&1 > /dev/full");
+    EXPECT_EQ(result.exit_code, 1) << words;
+    EXPECT_NE(result.output.find("cannot write to standard output"), std::string::npos)
+        << result.output;
+  }
 }
 
 }  // namespace

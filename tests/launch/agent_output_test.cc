@@ -292,5 +292,24 @@ TEST(AgentOutput, AReaderThatLeavesStopsTheRanksWhereThatIsAsked) {
             "run: stopped by SIGPIPE; ranks 0, 1: exit code 5\n");
 }
 
+// Unlike a reader that has left, a full disk may have room later.
+TEST(AgentOutput, AFullDiskIsSaidAndTheRanksGoOn) {
+  const sys::FileDescriptor full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+  const test::TemporaryFolder folder;
+  for (const bool stops : {false, true}) {
+    const Screen error;
+    WorkerSpec spec = shells(2, "for i in 1 2 3; do echo $i; sleep 0.05; done");
+    spec.output = full.get();
+    spec.error = error.descriptor();
+    spec.log_folder = folder.path();
+    spec.stop_without_reader = stops;
+    EXPECT_EQ(Agent(spec).run().exit_code, 0);
+    EXPECT_EQ(error.text(),
+              "lockstep run: cannot write to standard output (No space left on device); the ranks "
+              "continue, and what does not fit is only in their logs\n");
+    EXPECT_EQ(content(folder / "rank-1.log"), "1\n2\n3\n");
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::launch

@@ -161,5 +161,20 @@ TEST(ConfigFile, AShardThatFollowsFromTheMeshReadsBackAsAuto) {
   }
 }
 
+// The trace is written in the middle of the run.
+TEST(RunChecks, ATraceIsAFileInAFolderThatIsThere) {
+  const test::TemporaryFolder folder;
+  for (const std::string& place :
+       {folder.path().string(), folder.path().string() + "/", (folder / "none/t.json").string()}) {
+    RunSetup setup("mlp");
+    setup.out = "out";
+    setup.trace = place;
+    const std::string text = test::message_of([&] { check_run(setup, 1); });
+    EXPECT_NE(text.find("--trace " + place + ": expected a file in a folder that is there"),
+              std::string::npos)
+        << text;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::train

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <csignal>
+#include <thread>
 
 namespace lockstep::train {
 namespace {
@@ -33,6 +35,14 @@ TEST(Interrupt, HangUpsAndClosedPipesMayRepeat) {
   }
 }
 
+// killall sends SIGTERM to the launcher and to the ranks, and the launcher forwards its own.
+TEST(Interrupt, ASecondSigtermAtOnceIsTheSame) {
+  Interrupt interrupt;
+  std::raise(SIGTERM);
+  std::raise(SIGTERM);
+  EXPECT_EQ(interrupt.signal(), SIGTERM);
+}
+
 void do_nothing(int) {}
 
 TEST(Interrupt, BringsBackWhatWasThere) {
@@ -59,6 +69,17 @@ TEST(InterruptDeathTest, TheSecondSignalEndsTheProcess) {
         std::raise(SIGINT);
       },
       testing::KilledBySignal(SIGINT), "");
+}
+
+TEST(InterruptDeathTest, ALaterSigtermEndsTheProcess) {
+  EXPECT_EXIT(
+      {
+        Interrupt interrupt;
+        std::raise(SIGTERM);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+        std::raise(SIGTERM);
+      },
+      testing::KilledBySignal(SIGTERM), "");
 }
 
 }  // namespace

@@ -340,5 +340,16 @@ TEST(CheckpointFit, ErrorsOfAFileBeginWithItsName) {
   EXPECT_THROW(in_file("a", [] { throw SystemError("x", 2); }), SystemError);
 }
 
+// A script that waits for the result of a resumed run must not find that of the run before.
+TEST(RunFolder, TheResultOfTheRunBeforeIsRemoved) {
+  Place place([](RunSetup& setup) { setup.resume_auto = true; });
+  write(place.out / "step-00000004/layout.json");
+  write(place.out / "result.txt", "done: steps=4\n");
+  RunFolder folder(place.configured->all);
+  EXPECT_TRUE(folder.find_checkpoint());
+  folder.open({.resumed_at = 4});
+  EXPECT_FALSE(fs::exists(place.out / "result.txt"));
+}
+
 }  // namespace
 }  // namespace lockstep::train

@@ -4,6 +4,7 @@
 #include "base/escaped.h"
 #include "base/text.h"
 #include "comm/init/choice.h"
+#include "module/checks.h"
 #include "sys/program.h"
 #include "train/device.h"
 
@@ -92,6 +93,11 @@ class Ranks {
     move_to(*model, device());
     if (!is_parallel_) return {};
     return parallelize(std::move(model), Mesh(group_, {{"tp", group_.size()}}), {.tensor = plan});
+  }
+  // Returns what standard input has. Only rank 0 of a launched group has one.
+  [[nodiscard]] std::string standard_input() {
+    const auto read = [] { return std::string(std::istreambuf_iterator<char>(std::cin), {}); };
+    return is_parallel_ ? modules::text_of_root(group_, read) : read();
   }
   // If several ranks compute together, writes on rank 0 only.
   void write(std::string_view text) const {
@@ -232,12 +238,8 @@ int generate_from_model(const Given& given) {
   return 0;
 }
 
-std::string standard_input() {
-  return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
-}
-
 int generate(const Given& given) {
-  const Ranks ranks(given.mesh, given.device);
+  Ranks ranks(given.mesh, given.device);
   train::SavedModel saved = train::read_model(given.run, given.bpe);
   const train::SavedLanguageModel model = train::language_model_of(saved);
   const ParallelModel parts = ranks.divide(model.module, model.plan);
@@ -247,7 +249,7 @@ int generate(const Given& given) {
                                    .seed = static_cast<std::uint64_t>(given.seed),
                                    .with_prompt = given.prompt.has_value()};
   options.prompt = given.prompt.value_or(train::default_prompt(*saved.tokenizer));
-  if (given.prompt == "-") options.prompt = standard_input();
+  if (given.prompt == "-") options.prompt = ranks.standard_input();
   try {
     train::check_prompt(*saved.tokenizer, options.prompt);
   } catch (const BadInput& error) {
