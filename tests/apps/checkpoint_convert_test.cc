@@ -223,7 +223,8 @@ torch.save({"model.norm.weight": torch.ones(2), "lm_head.weight": torch.zeros(3)
 torch.save({"model.norm.weight": torch.ones(2), "model.fc.weight": torch.zeros(3)}, "all.pt")
 torch.save({"module.fc.weight": torch.ones(2), "module.fc.bias": torch.zeros(3)}, "ddp.pt")
 import torch.distributed.checkpoint as dcp
-dcp.save({"model.norm.weight": torch.ones(2), "lm_head.weight": torch.zeros(3)}, checkpoint_id="dcp")
+dcp.save({"model.norm.weight": torch.ones(2), "lm_head.weight": torch.zeros(3)},
+         checkpoint_id="dcp")
 )");
   for (const char* from : {"llama.pt", "dcp"}) {
     expect(std::string("convert ") + from + " o.safetensors", 0,

@@ -109,10 +109,9 @@ TEST_F(GenerateProgram, RanksOfTensorParallelismComputeMixturesToo) {
 // Only rank 0 of a launched group has standard input.
 TEST_F(GenerateProgram, RanksOfTensorParallelismShareAPromptFromStandardInput) {
   const ShellResult one = generate("runs/mine --prompt abac --tokens 12 --greedy");
-  const ShellResult two =
-      shell("cd " + folder_->path().string() + " && printf abac | " + program("lockstep") +
-            " run -n 2 " + program("lockstep") +
-            " generate --mesh tp=2 runs/mine --prompt - --tokens 12 --greedy 2>&1");
+  const ShellResult two = shell(
+      "cd " + folder_->path().string() + " && printf abac | " + program("lockstep") + " run -n 2 " +
+      program("lockstep") + " generate --mesh tp=2 runs/mine --prompt - --tokens 12 --greedy 2>&1");
   EXPECT_EQ(two.exit_code, 0) << two.output;
   EXPECT_NE(two.output.find(one.output.substr(0, one.output.find('\n'))), std::string::npos)
       << two.output;

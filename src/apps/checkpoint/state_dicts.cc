@@ -138,11 +138,10 @@ const std::vector<std::string> model_places = {"model", "state_dict", "model_sta
 const std::vector<std::string> optimizer_places = {
     "optimizer", "optim", "optimizer_state_dict", "optimizer_state", "app.optimizer", "app.optim"};
 
-constexpr std::size_t most_values = 4 << 20;
-constexpr std::size_t most_nested = 100;
+constexpr std::size_t most_values = 4 << 20, most_nested = 100;
 
 std::string key_text(const c10::IValue& key) {
-  return key.isInt() ? formatted("{}", key.toInt()) : key.toStringRef();
+  return key.isInt() ? std::to_string(key.toInt()) : key.toStringRef();
 }
 
 bool is_number(const std::string& text) {
