@@ -257,7 +257,11 @@ at::Tensor MixtureImpl::loss(const Routing& routing, std::int64_t tokens) const 
 MixtureImpl::Result MixtureImpl::forward(const at::Tensor& x) {
   const at::Tensor entered = exchange_ ? exchange_->enter(x) : x;
   const auto wide = at::promote_types(x.scalar_type(), at::kFloat);
-  const at::Tensor logits = at::linear(entered.to(wide), router->weight.to(wide));
+  at::Tensor logits;
+  {
+    const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+    logits = at::linear(entered.to(wide), router->weight.to(wide));
+  }
   const at::Tensor own = exchange_ ? exchange_->local(entered) : entered;
   const at::Tensor tokens = own.reshape({-1, options_.hidden_size});
   const std::int64_t count = tokens.size(0);

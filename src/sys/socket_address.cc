@@ -198,16 +198,23 @@ bool is_loopback_name(std::string_view host) {
 }
 
 std::string address_towards(const std::string& peer) {
-  // Connecting a datagram socket sends no packet; it only selects the interface.
-  const auto address = SocketAddress::tcp(peer, 9);
-  const FileDescriptor socket(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  if (!socket || ::connect(socket.get(), address.get(), address.size()) != 0)
-    throw SystemError("finding this host's address towards " + peer, errno);
-  const auto own = SocketAddress::local(socket.get());
-  if (own.is_loopback() && !is_loopback_name(peer)) {
-    if (std::string outward = outward_address(); !outward.empty()) return outward;
+  std::vector<SocketAddress> all = SocketAddress::all_tcp(peer, 9);
+  std::ranges::stable_partition(all, [](const auto& one) { return one.family() == AF_INET; });
+  int error = 0;  // of the first address; a host may have a route to another one only
+  for (const SocketAddress& address : all) {
+    // Connecting a datagram socket sends no packet; it only selects the interface.
+    const FileDescriptor socket(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (!socket || ::connect(socket.get(), address.get(), address.size()) != 0) {
+      if (error == 0) error = errno;
+      continue;
+    }
+    const auto own = SocketAddress::local(socket.get());
+    if (own.is_loopback() && !is_loopback_name(peer)) {
+      if (std::string outward = outward_address(); !outward.empty()) return outward;
+    }
+    return numeric(own.get(), own.size());
   }
-  return numeric(own.get(), own.size());
+  throw SystemError("finding this host's address towards " + peer, error);
 }
 
 std::vector<std::string> own_addresses() {

@@ -64,8 +64,7 @@ int connect_once(int socket, const SocketAddress& address, Deadline deadline) {
 // Detects a self-connection: a TCP socket that connects to a free local port can get that same port
 // and connect to itself.
 bool met_itself(int socket, const SocketAddress& address) {
-  return address.port() != 0 && SocketAddress::local(socket).port() == address.port() &&
-         address.is_loopback();
+  return address.port() != 0 && SocketAddress::local(socket).text() == address.text();
 }
 
 [[noreturn]] void throw_unreachable(const SocketAddress& address, int error) {

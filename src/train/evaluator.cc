@@ -92,23 +92,24 @@ Best best_in(const std::filesystem::path& file, const checkpoint::Metadata& basi
 }
 
 // Sets the paths of the run's own data from the config.toml next to the model.
-void find_own_data(const SavedModel& saved, bool is_needed) {
+void find_own_data(const SavedModel& saved, const EvaluateOptions& options) {
   Settings own(saved.task->name());
   saved.task->declare(own);
   const std::map<std::string, std::string> paths = paths_of_run(saved);
   for (const Settings::Entry& entry : own.entries()) {
-    if (!entry.is_path) continue;
+    const bool is_bpe = entry.name == "bpe";
+    if (!entry.is_path || (is_bpe && !options.bpe.empty())) continue;
     auto found = paths.find(entry.name);
     const bool is_known = found != paths.end();
     std::string path = is_known ? found->second : Settings::text_of(entry);
     own.set(entry.name, path);
-    if (!is_needed || (is_known && path.empty())) continue;
+    if (!options.data.empty() || (is_known && path.empty())) continue;
     check_input(!path.empty(), "{}: no config.toml beside it names its data: name some with --data",
                 saved.file.string());
     check_input(sys::exists(path),
-                "{}: the config.toml of its run names the data {}, which is not there from this "
-                "folder: name it with --data",
-                saved.file.string(), path);
+                "{}: the config.toml of its run names the {} {}, which is not there from this "
+                "folder: name it with --{}",
+                saved.file.string(), is_bpe ? "encoding" : "data", path, is_bpe ? "bpe" : "data");
   }
 }
 
@@ -202,9 +203,9 @@ SavedEvaluation evaluate_saved(const EvaluateOptions& options, Group world,
   std::optional<SavedModel> saved;
   std::shared_ptr<torch::nn::Module> module;
   run_on_all_or_fail(world, [&] {
-    saved = read_model(options.run);
+    saved = read_model(options.run, options.bpe);
     Task& task = *saved->task;
-    find_own_data(*saved, options.data.empty());
+    find_own_data(*saved, options);
     task.load_validation(task.defaults(), world, options.data);
     if (options.data.empty()) check_fingerprint(*saved);
     module = task.make_model();

@@ -113,6 +113,7 @@ struct EvaluateOptions {
   std::string run;  // path for read_model()
   // File to evaluate as a whole; empty: the validation part of the run's own data.
   std::string data;
+  std::string bpe;           // folder of the byte-pair encoding; empty: the one of the run
   std::int64_t batches = 0;  // number of batches, spread evenly over the data; 0: all
   c10::Device device = c10::Device(c10::kCPU);  // computes
 };

@@ -75,6 +75,7 @@ std::int64_t TrainedModel::bytes_held() const {
 // Uses the number of local ranks from the launcher. In a later round of an elastic run, it is the
 // number at the start of this process.
 void TrainedModel::check_memory() const {
+  if (!device_.is_cpu()) return;  // the model is not in the host's memory
   const auto local_ranks = std::min<std::int64_t>(
       facts_.processes, environment::integer("LOCAL_WORLD_SIZE", 1).value_or(1));
   train::check_memory(options_,
@@ -395,7 +396,12 @@ void check_memory(const Options& options, const ModelSize& model, const MeshLayo
                   int local_ranks, const sys::MemorySize& memory) {
   if (!options.sharding.offload.empty()) return;
   double kept = bytes_of_a_rank(options, model.parameters, axes);
-  double passing = bytes_of_a_number * model.activations / axes.size(context_axis);
+  double passing = bytes_of_a_number * model.activations /
+                   (axes.size(context_axis) * axes.size(tensor_axis) * axes.size(stages_axis));
+  if (options.sharding.compute_dtype) passing /= 2;
+  // Of so many blocks, one is computed again.
+  if (const auto every = static_cast<double>(options.activation_checkpoint_every); every > 0)
+    passing *= 1 - 1 / every;
   if ((kept + passing) * local_ranks <= static_cast<double>(memory.available)) return;
   std::string text = formatted(
       "the model does not fit: {} parameters, their gradients and the state of {} take at least "

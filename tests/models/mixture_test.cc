@@ -4,6 +4,7 @@
 
 #include <lockstep/base/error.h>
 
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/autograd.h>
 #include <torch/nn/init.h>
@@ -195,6 +196,25 @@ TEST(GroupedLinear, IsAProductForEachGroup) {
   const auto of_found = torch::autograd::grad({found}, {rows, weight}, {of});
   for (std::size_t i = 0; i < 2; ++i)
     EXPECT_TRUE(of_found[i].allclose(of_expected[i], 1e-13, 1e-13));
+}
+
+// In 16 bits, close logits would be equal, and other experts would be chosen.
+TEST(Mixture, LogitsUnderAutocastAreFloats) {
+  const MixtureOptions options{.hidden_size = 4, .experts = 4};
+  Mixture mixture = drawn_mixture(options, at::kFloat);
+  mixture->eval();
+  at::NoGradGuard no_grad;
+  mixture->router->weight.mul_(1e-3).add_(1);
+  const at::Tensor x = at::arange(64 * 4, at::kFloat).view({64, 4}).sin();
+  const auto loss = [&] { return mixture->forward(x).loss; };
+  const at::Tensor expected = loss();
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  const at::Tensor found = loss();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  EXPECT_EQ(found.scalar_type(), at::kFloat);
+  EXPECT_TRUE(found.equal(expected)) << found << expected;
 }
 
 }  // namespace

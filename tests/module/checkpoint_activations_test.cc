@@ -247,6 +247,34 @@ TEST(CheckpointActivations, WritesInPlaceAreThoseOfForward) {
   expect_equal(run(make, loss, "*"), run(make, loss, ""));
 }
 
+// Such a write is no part of the graph, but what follows it reads the written values.
+struct ClampingBlockImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = first->forward(x);
+    {
+      at::NoGradGuard no_grad;
+      y.clamp_(-0.1, 0.1);
+    }
+    return second->forward(y).tanh() + x;
+  }
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8));
+  torch::nn::Linear second = register_module("second", torch::nn::Linear(8, 8));
+};
+TORCH_MODULE(ClampingBlock);
+
+TEST(CheckpointActivations, WritesWithoutGradientsAreThoseOfForward) {
+  const Make make = [] {
+    torch::nn::Sequential model;
+    for (int i = 0; i < 3; ++i) model->push_back(ClampingBlock());
+    return model.ptr();
+  };
+  const Loss loss = [](torch::nn::Module& module) {
+    const at::Tensor x = at::arange(5 * 8, at::kFloat).view({5, 8}).sin();
+    return dynamic_cast<torch::nn::SequentialImpl&>(module).forward(x).square().mean();
+  };
+  expect_equal(run(make, loss, "*"), run(make, loss, ""));
+}
+
 TEST(CheckpointActivations, ARetainedGraphGivesTheSameAgain) {
   torch::manual_seed(3);
   auto model = models::Gpt(gpt_options(0.1));

@@ -243,7 +243,7 @@ for step in range(60):
   }
 }
 
-// A loop reads the norm of each step, also of those that are skipped.
+// A loop may read the norm of each step, skipped or not.
 TEST(GradScaler, ASkippedStepHasItsNorm) {
   for (const bool is_ours : {false, true})
     for (const bool unscales : {false, true}) {

@@ -334,5 +334,16 @@ TEST(EvaluateSaved, DataThatIsMissingOrDoesNotFitIsOneLine) {
   });
 }
 
+// The means over no samples are no numbers.
+TEST(Evaluation, ATaskWithoutImagesToValidateWithIsRefused) {
+  test::TemporaryFolder folder;
+  test::write_tiny_digits(folder.path(), 20, 0);
+  RunSetup options("mnist");
+  options.data = folder.path();
+  const auto task = options.make();
+  EXPECT_EQ(test::message_of([&] { task->load(options, Group()); }),
+            folder.path().string() + ": expected images to validate with, found none");
+}
+
 }  // namespace
 }  // namespace lockstep::train

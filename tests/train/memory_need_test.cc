@@ -147,5 +147,27 @@ TEST(MemoryNeed, ActivationsAreNoMoreThanAStepTakes) {
   });
 }
 
+// "Does not fit" must be true: recomputed blocks and parts on other ranks need no memory.
+TEST(MemoryNeed, ActivationsAreALowerBound) {
+  sys::MemorySize memory{.total = 25'000'000'000, .available = 16'000'000'000};
+  auto fits = [&](const RunSetup& options, int ranks) {
+    return test::message_of([&] {
+             check_memory(options, {.activations = 5e9}, layout_of(options, ranks), 1, memory);
+           }) == "nothing was thrown";
+  };
+  RunSetup plain("gpt");
+  EXPECT_FALSE(fits(plain, 1));
+  for (const char* mesh : {"tp=2", "pp=2", "cp=2"}) {
+    RunSetup options("gpt");
+    options.mesh = parse_axes(mesh);
+    EXPECT_TRUE(fits(options, 2)) << mesh;
+  }
+  RunSetup checkpointed("gpt"), narrow("gpt");
+  checkpointed.activation_checkpoint_every = 2;
+  EXPECT_TRUE(fits(checkpointed, 1));
+  narrow.sharding.compute_dtype = at::kBFloat16;
+  EXPECT_TRUE(fits(narrow, 1));
+}
+
 }  // namespace
 }  // namespace lockstep::train

@@ -8,6 +8,7 @@
 #include "train/messages.h"
 #include "train/runs.h"
 
+#include <lockstep/checkpoint/training_state.h>
 #include <lockstep/data/text.h>
 #include <lockstep/data/tokens.h>
 #include <lockstep/train/generation.h>
@@ -16,6 +17,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -223,6 +225,43 @@ TEST(Tokens, WhatDoesNotFitIsOneLine) {
   std::ofstream(options.data, std::ios::app) << 'x';
   EXPECT_NE(refused(options).find("expected tokens of 2 bytes (UInt16), found a file of "),
             std::string::npos);
+}
+
+// The first token of the text, a byte order mark, is a part of a character.
+TEST(OnBytePairs, ATextWhoseFirstTokenHasNoTextIsSampled) {
+  TemporaryFolder folder;
+  RunSetup options = on_bpe(folder);
+  const std::string text = data::read_text(options.data);
+  std::ofstream(options.data) << "\xef\xbb\xbf" << text;
+  options.sample = 5;
+  run(1, options);
+  EXPECT_TRUE(checkpoint::latest_checkpoint(options.out).has_value());
+}
+
+TEST(OnBytePairs, ARunWhoseEncodingWasMovedIsEvaluated) {
+  TemporaryFolder folder;
+  RunSetup options = on_bpe(folder);
+  run(1, options);
+  fs::rename(folder / "bpe", folder / "moved");
+  const std::string text =
+      test::message_of([&] { (void)evaluate_saved({.run = options.out}, Group()); });
+  EXPECT_NE(text.find("names the encoding " + (folder / "bpe").string()), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("name it with --bpe"), std::string::npos) << text;
+  const SavedEvaluation found =
+      evaluate_saved({.run = options.out, .bpe = folder / "moved"}, Group());
+  EXPECT_NEAR(found.val_loss, last_val_loss(options.out), 1e-5);
+}
+
+TEST(OnTokens, AnotherTextIsMeasuredThoughThatOfTheRunHasChanged) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_gpt(folder);
+  run(1, options);
+  fs::copy(options.data, folder / "other.txt");
+  std::ofstream(options.data) << "ZZZ";
+  const SavedEvaluation found =
+      evaluate_saved({.run = options.out, .data = folder / "other.txt"}, Group());
+  EXPECT_EQ(found.line.find("bigram="), std::string::npos) << found.line;
 }
 
 }  // namespace

@@ -32,6 +32,10 @@ CommandOptions declared(Given& given) {
   CommandOptions options(command, "RUN [OPTIONS]", about, CommandOptions::Words::allowed);
   options.add({"data", "FILE", "text or folder of text for a gpt, the IDX files for mnist"},
               text_into(given.what.data));
+  options.add({"bpe", "FOLDER",
+               "of a RUN with --vocabulary bpe: its vocab.json and merges.txt, where they are not "
+               "where they were"},
+              text_into(given.what.bpe));
   options.add({"batches", "N",
                "measure so many batches, spread evenly over the data (gpt: 4096 tokens, mnist: 250 "
                "images, mlp: 1000 rows each); 0: everything",

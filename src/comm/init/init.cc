@@ -100,9 +100,15 @@ rendezvous::WorldInfo meet(const rank_env::RankInfo& info, std::string_view back
   }
 }
 
-// If the rendezvous names no host, as under mpirun, uses an address of this host's name.
+// If the rendezvous names no host, as under mpirun, uses an address of this host's name, or one of
+// its interfaces if the host does not know its own name, as in containers.
 std::string address_of_this_host(const rank_env::RankRendezvous& rendezvous) {
-  return sys::address_towards(rendezvous.host.empty() ? sys::host_name() : rendezvous.host);
+  if (!rendezvous.host.empty()) return sys::address_towards(rendezvous.host);
+  try {
+    return sys::address_towards(sys::host_name());
+  } catch (const Error&) {
+    return sys::own_addresses().front();
+  }
 }
 
 // Returns the device that the options or the environment request, and the name of that setting.

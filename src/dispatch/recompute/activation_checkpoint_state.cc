@@ -254,6 +254,23 @@ void record(Call& call) {
   region->add(call, arguments, std::move(random));
 }
 
+// Operations without gradients are not recorded. After such a write to a result of the block, what
+// ran before it cannot run again.
+void note_unrecorded_write(const Call& call) {
+  const c10::FunctionSchema& schema = call.operation().schema();
+  const auto region = pass.region.lock();
+  if (!region || pass.model->offloads() || !schema.is_mutable()) return;
+  const auto given = torch::jit::last(call.stack(), schema.arguments().size());
+  bool writes = false;
+  for_each_tensor_on(torch::jit::Stack(given.begin(), given.end()), [&](StackIndex where,
+                                                                        const at::Tensor& tensor) {
+    writes = writes || (is_written(schema.arguments()[where.item]) && region->has(tensor));
+  });
+  if (!writes) return;
+  region->keep_all();
+  pass.end({});
+}
+
 }  // namespace
 
 void mark_block(const at::Tensor& parameter, std::shared_ptr<ActivationCheckpointState> model,
@@ -285,7 +302,10 @@ void record_block(Call& call) {
     pass.leave();
     return call.proceed();
   }
-  if (!at::GradMode::is_enabled()) return call.proceed();
+  if (!at::GradMode::is_enabled()) {
+    note_unrecorded_write(call);
+    return call.proceed();
+  }
   note_marks(call);
   if (pass.block < 0 && !pass.changes) return call.proceed();
   record(call);

@@ -315,8 +315,10 @@ void OwnParameters::give_gradients() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor& own = parameters_[i].tensor.mutable_grad();
     at::Tensor& given = parts_[i].tensor.mutable_grad();
-    given = own.defined() ? as_part(own, i) : at::Tensor();
-    if (own.defined() && parameters_[i].shard_group == nullptr) own = given;
+    const bool is_there = dispatch::has_gradient(parameters_[i].tensor);
+    if (is_there) dispatch::bring(own, "step() of a pipeline", /*writes=*/false);
+    given = is_there ? as_part(own, i) : at::Tensor();
+    if (is_there && parameters_[i].shard_group == nullptr) own = given;
     remember(own, i);
   }
 }

@@ -176,6 +176,7 @@ void Ties::send_gradients(Group& group, std::optional<Duration> timeout) {
   });
   for (Work& work : works) work.wait();
   for (auto& [part, gradient] : received) {
+    if (!part.requires_grad()) continue;  // frozen: the others sent zeros
     at::Tensor& own = part.mutable_grad();
     own = dispatch::has_gradient(part) ? own.detach().add_(gradient) : gradient;
   }

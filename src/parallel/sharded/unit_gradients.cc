@@ -98,11 +98,11 @@ class StoredAverages final : public Averages {
   at::Tensor values(int i) override { return part_of(arrived_, i).to(unit_.dtype()); }
   void leave_buffer() override {
     if (!is_in_buffer_) return;
-    for (const at::Tensor& slice : unit_.slices()) {
-      at::Tensor& gradient = slice.mutable_grad();
+    for (int i = 0; i < static_cast<int>(unit_.slices().size()); ++i) {
+      at::Tensor& gradient = unit_.slices()[static_cast<std::size_t>(i)].mutable_grad();
       if (!hold(gradient)) continue;
       gradient = dispatch::as_part(dispatch::values_of(gradient.detach()).clone(), unit_.parts(),
-                                   gradient.storage_offset(), unit_.settings().key);
+                                   slice(i).offset, unit_.settings().key);
     }
   }
   void drop() override {
@@ -114,8 +114,12 @@ class StoredAverages final : public Averages {
     if (is_in_buffer_ || is_offloaded() || !memory_.defined()) return 0;
     return static_cast<std::int64_t>(memory_.nbytes());
   }
+  // Compares memory, because a pipeline makes other storages over it.
   [[nodiscard]] bool hold(const at::Tensor& gradient) const override {
-    return storage_ && storage_->holds(gradient);
+    if (!storage_ || !gradient.defined() || !dispatch::has_memory(gradient)) return false;
+    const auto* at = static_cast<const std::byte*>(gradient.const_data_ptr());
+    const auto* begin = static_cast<const std::byte*>(memory_.const_data_ptr());
+    return gradient.numel() > 0 && at >= begin && at < begin + memory_.nbytes();
   }
 
  private:

@@ -43,7 +43,7 @@ void ImagesTask::check() const {
 
 data::Images ImagesTask::read_own() {
   data::Images training = read(data_, true);
-  validation_ = read(data_, false);
+  read_validation(data_);
   fingerprint_ = fingerprint_of_tensors(
       {training.pixels(), training.labels(), validation_->pixels(), validation_->labels()});
   return training;
@@ -60,7 +60,12 @@ void ImagesTask::load_validation(const Options&, const Group&, const std::string
   if (data.empty())
     (void)read_own();
   else
-    validation_ = read(data, false);
+    read_validation(data);
+}
+
+void ImagesTask::read_validation(const std::string& folder) {
+  validation_ = read(folder, false);
+  check_input(validation_->size() > 0, "{}: expected images to validate with, found none", folder);
 }
 
 std::shared_ptr<torch::nn::Module> ImagesTask::make_model() {

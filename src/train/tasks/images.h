@@ -56,6 +56,7 @@ class ImagesTask : public Task {
  private:
   // Sets validation data and fingerprint, and returns the training data.
   [[nodiscard]] data::Images read_own();
+  void read_validation(const std::string& folder);
 
   std::string fingerprint_;
   std::optional<data::Images> validation_;

@@ -15,6 +15,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -186,7 +187,10 @@ void TextTask::load_validation(const Options& options, const Group&, const std::
   } else {
     tokens_ = {at::empty({0}, at::kByte), tokens_of(data)};
     // The bigram model learns from the run's own text, if the text still exists.
-    if (!data_.empty() && sys::exists(data_)) tokens_.train = own_tokens().train;
+    try {
+      if (!data_.empty() && sys::exists(data_)) tokens_.train = own_tokens().train;
+    } catch (const BadInput&) {  // it has changed
+    }
   }
   check_input(tokens_.validation.size(0) >= 2, "{}: expected two tokens or more, found {}",
               data.empty() ? data_ : data, tokens_.validation.size(0));
@@ -292,10 +296,26 @@ std::string TextTask::sample(std::int64_t length) {
                      const models::GenerateOptions& how) { return generate(ids, count, how); });
 }
 
+namespace {
+
+// Returns the text of the first token. With a byte-pair encoding, it may be a part of a character or
+// have no text.
+std::string first_text(const data::Tokenizer& tokenizer, const at::Tensor& tokens) {
+  if (tokenizer.bpe() == nullptr) return tokenizer.decode(tokens.narrow(0, 0, 1));
+  constexpr std::int64_t longest = 4;  // bytes of a character
+  for (std::int64_t count = 1; count <= std::min(longest, tokens.size(0)); ++count) {
+    std::string text = tokenizer.decode(tokens.narrow(0, 0, count));
+    if (!text.empty() && is_utf8(text)) return text;
+  }
+  return default_prompt(tokenizer);
+}
+
+}  // namespace
+
 std::string TextTask::sample_by(std::int64_t length, const GenerateTokens& generate) {
   std::string text;
   generate_text(generate, block_, *known_,
-                {.prompt = known_->decode(tokens_.train.narrow(0, 0, 1)),
+                {.prompt = first_text(*known_, tokens_.train),
                  .tokens = length,
                  .seed = static_cast<std::uint64_t>(options_.seed),
                  .with_prompt = true},

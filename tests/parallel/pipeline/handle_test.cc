@@ -326,6 +326,52 @@ TEST(PipelineOnAMesh, StagesMayBeSharded) {
       });
 }
 
+// Averages that stay in the buffer, have 16 bits, or are made inside no_sync() are not lost by the
+// next step.
+TEST(PipelineOnAMesh, GradientsOnShardsAddUpOverSteps) {
+  for (ShardLevel level : {ShardLevel::optimizer, ShardLevel::gradients, ShardLevel::full})
+    for (at::ScalarType reduced : {at::kFloat, at::kBFloat16})
+      run_group(BackendKind::shm, 4, [&](Group world) {
+        ParallelModel pipeline =
+            parallelize(blocks(block_count), Mesh(world, {{"pp", 2}, {"fsdp", 2}}),
+                        {.shard = {.level = level, .reduce_dtype = reduced}, .micro_batches = 3});
+        const auto step = [&](int number) {
+          const PipedBatch batch = piped_batch(8, 2 * number + pipeline.data().rank());
+          (void)pipeline.step(batch.inputs, batch.targets, squared_error);
+        };
+        const auto gradients = [&] {
+          Tensors all;
+          for (const at::Tensor& parameter : pipeline.parameters())
+            all.push_back(dispatch::values_of(parameter.grad()).clone());
+          return all;
+        };
+        Tensors expected;
+        for (int number : {0, 1}) {
+          pipeline.zero_grad();
+          step(number);
+          Tensors own = gradients();
+          for (std::size_t i = 0; i < own.size(); ++i)
+            number == 0 ? expected.push_back(own[i]) : void(expected[i].add_(own[i]));
+        }
+        const auto expect_sum = [&](const char* how) {
+          const Tensors found = gradients();
+          const double tolerance = reduced == at::kFloat ? 1e-5 : 2e-2;
+          for (std::size_t i = 0; i < found.size(); ++i)
+            EXPECT_TRUE(at::allclose(found[i], expected[i], tolerance, tolerance)) << how << i;
+        };
+        pipeline.zero_grad();
+        for (int number : {0, 1}) step(number);
+        expect_sum("steps ");
+        pipeline.zero_grad();
+        {
+          const NoSync scope = pipeline.no_sync();
+          step(0);
+        }
+        step(1);
+        expect_sum("no_sync() ");
+      });
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, PipelineHandle,
                          testing::Combine(testing::Values(BackendKind::local, BackendKind::shm),
                                           testing::Values(1, 2, 4)),

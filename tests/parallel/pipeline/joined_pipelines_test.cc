@@ -48,7 +48,6 @@ TEST_P(JoinedPipelines, EvaluateReturnsTheLossOfItsOwnRows) {
 }
 
 TEST_P(JoinedPipelines, StepInsideNoSyncReturnsTheLossOfItsOwnRows) {
-  if (GetParam() != "dp") GTEST_SKIP() << "has no gradients to give inside no_sync()";
   run([&](ParallelModel& pipeline, int number) {
     const PipedBatch batch = piped_batch(8, 1 + number);
     const NoSync scope = pipeline.no_sync();

@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/embedding.h>
+#include <torch/optim/adamw.h>
 
 namespace lockstep {
 namespace {
@@ -51,6 +52,29 @@ struct Tied {
 
 at::Tensor class_loss(const Tensors& outputs, const Tensors& targets) {
   return torch::nn::functional::cross_entropy(outputs.front(), targets.front());
+}
+
+// The ranks of its other stages send zeros for it, with which AdamW would let it decay.
+TEST_P(PipelineTies, AFrozenWeightHasNoGradient) {
+  run([&](Group group) {
+    Tied tied;
+    const std::vector<std::string> all{"body.0", "body.1", "body.2"};
+    const std::vector<std::string> points(all.begin(), all.begin() + group.size() - 1);
+    const auto schedule = plan::make_schedule("1f1b", {.stages = group.size(), .micro_batches = 2});
+    Pipeline pipeline(split(*tied.root, tied.pieces(), points), schedule, group, class_loss);
+    tied.embedding->weight.requires_grad_(false);
+    torch::optim::AdamW adamw(pipeline.parameters(), torch::optim::AdamWOptions(0.1));
+    const at::Tensor before = pipeline.state_dict().at("wte.weight").clone();
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor ids = (at::arange(10) * 7 + step).remainder(11);
+      pipeline.zero_grad();
+      (void)pipeline.step({ids}, {(ids * 3).remainder(11)});
+      for (const Part& part : pipeline.named_parameters())
+        EXPECT_EQ(part.tensor.grad().defined(), part.name != "wte.weight") << part.name;
+      adamw.step();
+    }
+    EXPECT_TRUE(same_bits(pipeline.state_dict().at("wte.weight"), before));
+  });
 }
 
 TEST_P(PipelineTies, ATiedWeightIsOneOnAllItsStages) {
