@@ -117,7 +117,7 @@ void publish_master(const UpdateEntry& entry);
 }
 
 // Throws InvalidArgument if a parameter is listed twice, as LibTorch's parameters() lists a tied
-// weight: it would be unscaled, clipped and updated twice. `who`: "AdamW", for the message.
+// weight: each pass would unscale, clip and update it twice. `who`: "AdamW", for the message.
 void check_listed_once(std::span<const at::Tensor> parameters, std::string_view who);
 
 // Throws InvalidArgument if the product could underflow in the gradient's own dtype; PyTorch

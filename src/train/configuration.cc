@@ -207,7 +207,8 @@ std::string Configuration::data_text() const {
 
 std::string Configuration::place_of_data() const {
   for (const std::string& name : own_paths_)
-    if (options.places.contains(name)) return place_of(options, name);
+    if (options.places.contains(name) && !settings_.text(name).empty())
+      return place_of(options, name);
   return {};
 }
 

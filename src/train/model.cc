@@ -399,7 +399,7 @@ void check_memory(const Options& options, const ModelSize& model, const MeshLayo
   double passing = bytes_of_a_number * model.activations /
                    (axes.size(context_axis) * axes.size(tensor_axis) * axes.size(stages_axis));
   if (options.sharding.compute_dtype) passing /= 2;
-  // Of so many blocks, one is computed again.
+  // One of so many blocks is recomputed, so it keeps nothing.
   if (const auto every = static_cast<double>(options.activation_checkpoint_every); every > 0)
     passing *= 1 - 1 / every;
   if ((kept + passing) * local_ranks <= static_cast<double>(memory.available)) return;

@@ -91,6 +91,28 @@ TEST_P(PostingIsEnough, WhenTheWorkIsDropped) {
   });
 }
 
+// As many as group.h allows on shm before a recv().
+TEST_P(PostingIsEnough, ForSixteenMessagesInBothDirections) {
+  run([](Group group, Store&) {
+    if (group.rank() == 2) return;
+    constexpr int count = 16;
+    std::vector<at::Tensor> got;
+    std::vector<Work> works;
+    for (int round = 0; round < 3; ++round) {
+      for (int i = 0; i < count; ++i)
+        works.push_back(group.send(at::full({8}, round * count + i), 1 - group.rank()));
+      for (int i = 0; i < count; ++i) {
+        got.push_back(at::empty({8}, at::kLong));
+        works.push_back(group.recv(got.back(), 1 - group.rank()));
+      }
+      for (Work& work : works) work.wait();
+      works.clear();
+    }
+    for (std::size_t i = 0; i < got.size(); ++i)
+      EXPECT_EQ(got[i][7].item<std::int64_t>(), static_cast<std::int64_t>(i));
+  });
+}
+
 TEST_P(PostingIsEnough, WhenTwoGroupsAreWaitedForInOppositeOrders) {
   run([](Group group, Store&) {
     auto other = group.split(0, -group.rank());

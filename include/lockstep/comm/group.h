@@ -6,8 +6,10 @@
 //
 // Operations are asynchronous: a call posts the operation and returns a Work. The caller must not
 // read or write the tensors until Work::wait() returns. After the post a rank may compute, block
-// elsewhere or drop the Work: it stalls no other rank. A post blocks in one case only: it uses
-// bytes that an earlier operation on a copied tensor has not delivered yet. Operations of one group
+// elsewhere or drop the Work: it stalls no other rank. A post blocks in two cases only: it uses
+// bytes that an earlier operation on a copied tensor has not delivered yet; or, on shm, 64
+// operations of the group, or 16 messages to the same rank, are posted and not complete. Two ranks
+// that exchange more messages than that post some of their recv() first. Operations of one group
 // take effect in the order of their posts. Two groups that use the same memory need a wait()
 // between their operations.
 //

@@ -145,7 +145,7 @@ class Task {
   // trainer updates its weights.
   [[nodiscard]] virtual std::shared_ptr<torch::nn::Module> make_model() = 0;
   // Makes another model of any values, for the devices of --strategy threads other than the first.
-  // Called after make_model(). The default returns none, and dp is then refused.
+  // Called after make_model(). The default returns none, and that strategy is refused.
   [[nodiscard]] virtual Replica make_replica() const { return {}; }
   // Returns the information about the model that parallelize() needs
   // (lockstep/parallel/parallel_plan.h): the modules that are units of --shard, and the fields that

@@ -30,8 +30,10 @@ struct Given {
 
 CommandOptions declared(Given& given) {
   CommandOptions options(command, "RUN [OPTIONS]", about, CommandOptions::Words::allowed);
-  options.add({"data", "FILE", "text or folder of text for a gpt, the IDX files for mnist"},
-              text_into(given.what.data));
+  options.add(
+      {"data", "FILE",
+       "text or folder of text for a gpt, llama or moe; folder of images for mnist and cifar"},
+      text_into(given.what.data));
   options.add({"bpe", "FOLDER",
                "of a RUN with --vocabulary bpe: its vocab.json and merges.txt, where they are not "
                "where they were"},

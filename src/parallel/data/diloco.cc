@@ -208,7 +208,7 @@ class DiLoCoState final : public data_parallel::LocalModelState {
   }
 
   [[nodiscard]] std::vector<Part> state_parts() override {
-    check_usable();
+    watch_.check();
     std::map<std::string, at::Tensor> outer;
     for (const Fragment& fragment : fragments_)
       for_parts(fragment, fragment.outer, [&](const NamedParameter& own, const at::Tensor& part) {
