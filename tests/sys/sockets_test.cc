@@ -113,8 +113,8 @@ TEST(Sockets, ConnectSaysThatNobodyAnswered) {
             "connecting to " + address.text() + ": timed out (Connection refused)");
 }
 
-// A port in the ephemeral range can connect to itself; this happens often in a few thousand tries of
-// an even port, which connect() prefers.
+// A port in the ephemeral range can connect to itself; this happens often in a few thousand tries
+// of an even port, which connect() prefers.
 TEST(Sockets, ConnectingToAFreePortNeverMeetsItself) {
   for (const std::string& own : {std::string("127.0.0.1"), own_addresses().front()}) {
     const auto port = static_cast<std::uint16_t>(test::free_port() & ~1);

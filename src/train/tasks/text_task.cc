@@ -298,8 +298,8 @@ std::string TextTask::sample(std::int64_t length) {
 
 namespace {
 
-// Returns the text of the first token. With a byte-pair encoding, it may be a part of a character or
-// have no text.
+// Returns the text of the first token. With a byte-pair encoding, it may be a part of a character
+// or have no text.
 std::string first_text(const data::Tokenizer& tokenizer, const at::Tensor& tokens) {
   if (tokenizer.bpe() == nullptr) return tokenizer.decode(tokens.narrow(0, 0, 1));
   constexpr std::int64_t longest = 4;  // bytes of a character
