@@ -117,17 +117,25 @@ void keep_sets_of_elements(Rule& rule, const RuleCall& part) {
   });
 }
 
+// Returns true if all ranks' parts have the same sizes under both placements.
+bool is_cut_alike(const PlacementList& a, const PlacementList& b) {
+  return std::ranges::equal(a, b, [](Placement one, Placement other) {
+    return one.is_shard() || other.is_shard() ? one == other : true;
+  });
+}
+
 bool has_out(const c10::OperatorHandle& handle) {
   return std::ranges::any_of(handle.schema().arguments(), &c10::Argument::is_out);
 }
 
-// Returns a rule for an out= overload. The kernels that rules make return new tensors and do not
-// write to an out= tensor, so LibTorch's kernel runs on whole tensors.
+// Returns a rule for an out= overload. The kernels that rules make for shards return new tensors
+// and do not write to an out= tensor, so LibTorch's kernel runs on whole tensors.
 Rule on_whole_tensors(const Rule& rule, const RuleCall& call) {
   Rule whole = all_whole(call);
   for (const Rule::Result& result : rule.results)
     whole.results.push_back(
         {result.sizes, std::vector<int>(result.sizes.size(), Rule::whole), result.strides});
+  whole.finish = rule.finish;
   return whole;
 }
 
@@ -284,9 +292,7 @@ DecisionPtr decide(const c10::OperatorHandle& handle, const Operation& operation
     bool has_result = same[i] >= 0 && same[i] < static_cast<int>(chosen.results.size());
     one.left = has_result ? chosen.results[static_cast<std::size_t>(same[i])] : one.placements;
     // An operation gives an out= tensor of other sizes the sizes of its result.
-    if (operand.written && local_of(call.sizes(i), one.placements, context) !=
-                               local_of(call.sizes(i), one.left, context))
-      one.placements = one.left;
+    if (operand.written && !is_cut_alike(one.placements, one.left)) one.placements = one.left;
     one.converts = !std::ranges::equal(one.placements, operand.placements);
     one.converts_back = operand.written && !std::ranges::equal(one.left, operand.placements);
     decision->is_plain &= !one.converts && !one.converts_back;

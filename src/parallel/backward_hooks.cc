@@ -44,15 +44,19 @@ bool is_averaged(const at::Tensor& parameter) {
 }
 
 bool is_averaged_twice(const at::Tensor& parameter) {
+  auto* top =
+      dynamic_cast<GradientHooks::Hook*>(autograd::impl::post_acc_grad_hooks(parameter).get());
+  if (top == nullptr || top->previous == nullptr) return false;
   return std::ranges::count_if(GradientHooks::owners(parameter), [](const auto& owner) {
-           return owner->has_averages != nullptr;
+           return owner->averages && owner->averages();
          }) > 1;
 }
 
 GradientHooks::GradientHooks(std::vector<at::Tensor> parameters, OnGradient on_gradient,
-                             HasAverages has_averages)
+                             Asked has_averages, Asked averages)
     : parameters_(std::move(parameters)),
-      calls_(std::make_shared<Calls>(std::move(on_gradient), std::move(has_averages))) {
+      calls_(std::make_shared<Calls>(std::move(on_gradient), std::move(has_averages),
+                                     std::move(averages))) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     auto hook = std::make_unique<Hook>(calls_, static_cast<int>(i));
     hook->previous = std::move(autograd::impl::post_acc_grad_hooks(parameters_[i]));

@@ -20,19 +20,20 @@ namespace lockstep::parallel {
 // Returns true if the owner of such a hook has averaged the gradients of the last backward() over
 // ranks.
 [[nodiscard]] bool is_averaged(const at::Tensor& parameter);
-// Returns true if several living owners of such hooks average its gradients.
+// Returns true if several living owners of such hooks would average its gradients now.
 [[nodiscard]] bool is_averaged_twice(const at::Tensor& parameter);
 
 class GradientHooks {
  public:
   using OnGradient = std::function<void(int)>;
-  using HasAverages = std::function<bool()>;
+  using Asked = std::function<bool()>;
 
   // Calls on_gradient(i) in the thread of backward() after parameters[i].grad was written: once per
   // backward(), also for a parameter that is used twice; never for an unused one. Its exceptions
-  // end that backward(). is_averaged() calls `has_averages`; null: it returns false.
+  // end that backward(). is_averaged() calls `has_averages`, and is_averaged_twice() calls
+  // `averages`; null: false.
   GradientHooks(std::vector<at::Tensor> parameters, OnGradient on_gradient,
-                HasAverages has_averages = nullptr);
+                Asked has_averages = nullptr, Asked averages = nullptr);
   ~GradientHooks();
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
@@ -40,7 +41,7 @@ class GradientHooks {
  private:
   struct Calls {
     OnGradient on_gradient;
-    HasAverages has_averages;
+    Asked has_averages, averages;
   };
   struct Hook;
   friend bool is_hooked(const at::Tensor& parameter);

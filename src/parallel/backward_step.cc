@@ -41,7 +41,8 @@ BackwardStep::BackwardStep(Group& group, std::shared_ptr<Reducer> reducer,
       [this] {
         Lock lock(mutex_);
         return has_averages_;
-      });
+      },
+      [this] { return paused_ == 0; });
 }
 
 void BackwardStep::check_module() const {
@@ -212,7 +213,12 @@ void BackwardStep::complete_own(const JoinRound& ranks, bool shadows) {
     reducer_->end_backward(true);
     contribute_absent(shadows);
   } catch (...) {
-    if (options_.ends_with_failure() || !(shadows || exchanges_status())) throw;
+    if (options_.ends_with_failure()) {
+      notice_.set_text(exception_text(std::current_exception()));
+      abort_handle();
+      throw;
+    }
+    if (!shadows && !exchanges_status()) throw;
     notice_.set_text(exception_text(std::current_exception()));
     post_failure(ranks.first_active);
     reducer_->end_failed_backward();

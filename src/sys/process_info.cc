@@ -103,7 +103,7 @@ ProcessState state_of_process(std::string_view process) {
   const auto pid = parse_integer(words.pid);
   if (words.started.empty() || !pid || words.space != process_space()) return ProcessState::unknown;
   auto stat = read_process_stat(static_cast<int>(*pid));
-  // It is there, but no descriptor is free, or /proc hides it.
+  // It is there, but its stat cannot be read, as where /proc hides it.
   if (!stat && (::kill(static_cast<pid_t>(*pid), 0) == 0 || errno == EPERM))
     return ProcessState::unknown;
   return stat && std::to_string(stat->start_time) == words.started ? state_in(stat)

@@ -12,10 +12,10 @@
 namespace lockstep::train {
 
 // Records the first of SIGINT, SIGTERM, SIGHUP (the terminal is gone) and SIGPIPE (the reader of
-// standard output is gone) during its lifetime. A second SIGINT or SIGTERM ends the process as
-// usual; a repeated SIGHUP or SIGPIPE, which needs no user action, is ignored. A signal that was
-// ignored before stays ignored. At most one object may exist per process. The destructor restores
-// the previous handlers.
+// standard output is gone) during its lifetime. A second SIGINT, or a SIGTERM more than a second
+// after the first one, ends the process as usual; a repeated SIGHUP or SIGPIPE, which needs no user
+// action, is ignored. A signal that was ignored before stays ignored. At most one object may exist
+// per process. The destructor restores the previous handlers.
 class Interrupt {
  public:
   Interrupt();

@@ -222,6 +222,7 @@ TEST_F(Converted, ABareStateDictKeepsItsNames) {
 torch.save({"model.norm.weight": torch.ones(2), "lm_head.weight": torch.zeros(3)}, "llama.pt")
 torch.save({"model.norm.weight": torch.ones(2), "model.fc.weight": torch.zeros(3)}, "all.pt")
 torch.save({"module.fc.weight": torch.ones(2), "module.fc.bias": torch.zeros(3)}, "ddp.pt")
+torch.save({"model.fc.weight": torch.ones(2), "epoch": 3}, "flat.pt")
 import torch.distributed.checkpoint as dcp
 dcp.save({"model.norm.weight": torch.ones(2), "lm_head.weight": torch.zeros(3)},
          checkpoint_id="dcp")
@@ -233,6 +234,8 @@ dcp.save({"model.norm.weight": torch.ones(2), "lm_head.weight": torch.zeros(3)},
   }
   expect("convert all.pt o.safetensors", 0, {" of the model in 2 tensors, from "});
   expect("show o.safetensors", 0, {"model.norm.weight F32 [2]", "model.fc.weight F32 [3]"});
+  expect("convert flat.pt o.safetensors", 0, {"; everything except the model was left out"});
+  expect("show o.safetensors", 0, {"\n  fc.weight F32 [2]"});
   expect("convert ddp.pt o.safetensors", 0,
          {" of the model in 2 tensors, from a file of torch.save()\n"});
   expect("show o.safetensors", 0, {"\n  fc.weight F32 [2]", "fc.bias F32 [3]"});

@@ -109,10 +109,22 @@ TEST_F(TrainProgram, TrainsOnServersAndOnDevices) {
   }
 }
 
+// Returns shell words that signal a rank: the process whose variable RANK is `rank`, below process
+// $agent.
+std::string signal_rank(int rank, const std::string& signal = "KILL") {
+  return "for p in $(cat /proc/$agent/task/$agent/children); do tr '\\0' '\\n' < /proc/$p/environ "
+         "2>/dev/null | "
+         "grep -qx RANK=" +
+         std::to_string(rank) + " && kill -" + signal + " $p; done; ";
+}
+
+// Rank 2 is the server: a signal to it alone changes nothing, and it serves until the workers have
+// saved.
 TEST_F(TrainProgram, ASignalEndsARunOnServersInOrder) {
   ShellResult run = shell(program("lockstep-train") + " mlp --out " + out() +
                           " --steps 10000000 --strategy ps --workers 2 --threads 1 --log-every 1" +
-                          " --staleness 2 & " + until_running() + "kill -TERM $!; wait $!");
+                          " --staleness 2 & agent=$!; " + until_running() + signal_rank(2, "TERM") +
+                          "sleep 0.5; kill -TERM $agent; wait $agent");
   EXPECT_EQ(run.exit_code, 143) << run.output;
   EXPECT_TRUE(last_line(run.output).starts_with("stopped: signal=SIGTERM ")) << run.output;
   const auto steps = std::stoll(after(" steps=", last_line(run.output))) + 3;
@@ -259,15 +271,6 @@ TEST_F(TrainProgram, AKilledRankIsNamedByTheOther) {
       << run.output;
 }
 
-// Returns shell words that kill a rank: the process whose variable RANK is `rank`, below process
-// $agent.
-std::string kill_rank(int rank) {
-  return "for p in $(cat /proc/$agent/task/$agent/children); do tr '\\0' '\\n' < /proc/$p/environ "
-         "2>/dev/null | "
-         "grep -qx RANK=" +
-         std::to_string(rank) + " && kill -KILL $p; done; ";
-}
-
 TEST_F(TrainProgram, ARestartedRoundGoesOnByItself) {
   const std::string words = " mlp --steps 1500 --save-every 50 --log-every 50 --threads 1 --out ";
   const std::string whole = out() + "-whole";
@@ -281,7 +284,7 @@ TEST_F(TrainProgram, ARestartedRoundGoesOnByItself) {
   ShellResult killed =
       shell(program("lockstep") + " run -n 2 --max-restarts 4 " + program("lockstep-train") +
             words + out() + " > " + out() + ".log 2>&1 & agent=$!; " + until_lines(0) +
-            kill_rank(1) + until_lines(1) + kill_rank(0) + "wait $agent");
+            signal_rank(1) + until_lines(1) + signal_rank(0) + "wait $agent");
   const std::string log = shell("cat " + out() + ".log").output;
   EXPECT_EQ(killed.exit_code, 0) << log;
   EXPECT_NE(log.find("2 of 4 restarts used"), std::string::npos) << log;
@@ -300,7 +303,7 @@ TEST_F(TrainProgram, ARunThatWasKilledYoungIsBegunAgain) {
         until("[ $(ls -a " + out() + " 2>/dev/null | grep -c abandoned-metrics) -ge " +
               std::to_string(time) + " ] && [ -s " + out() + "/metrics.jsonl ]");
     ShellResult run = shell(program("lockstep-train") + long_mlp() + " 2>&1 & agent=$!; " +
-                            until_begun + kill_rank(1) + "wait $agent");
+                            until_begun + signal_rank(1) + "wait $agent");
     EXPECT_EQ(run.exit_code, 137) << run.output;
   }
   ShellResult again =

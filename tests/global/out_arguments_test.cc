@@ -43,5 +43,26 @@ TEST(OutArguments, OfOperationsWithKernelsOfRules) {
       });
 }
 
+// One column on two ranks: the parts of a rank may have equal sizes under both placements.
+TEST(OutArguments, OfFewerColumnsThanRanks) {
+  for (const Placement& cut : of_rows)
+    for (const Placement& of_out : of_rows)
+      expect_as_plain({2}, [&](const Put& put) {
+        at::Tensor x = put(waves({4, 1}), {cut}), rows = put(at::zeros({2, 1}), {of_out});
+        at::index_select_out(rows, x, 0, put(at::tensor({3, 1}), {Replicate()}));
+        return rows;
+      });
+}
+
+TEST(OutArguments, OfRandomOperationsCompareGenerators) {
+  expect_as_plain({2}, [&](const Put& put) {
+    at::Tensor p = put(at::full({4, 6}, 0.5F), {Shard(0)}),
+               drawn = put(at::zeros({4, 6}), {Shard(0)});
+    at::Generator generator = at::detail::createCPUGenerator(7);
+    at::bernoulli_out(drawn, p, generator);
+    return drawn;
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

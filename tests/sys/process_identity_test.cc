@@ -8,7 +8,6 @@
 #include <string>
 #include <thread>
 
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -80,19 +79,6 @@ TEST(Process, APidThatWasUsedAgainIsAnotherProcess) {
   EXPECT_EQ(state_of_process(process), ProcessState::runs);
   process += "0";  // a different start time
   EXPECT_EQ(state_of_process(process), ProcessState::ended);
-}
-
-// Descriptors may run out for a moment; a living process must not be called lost then.
-TEST(Process, IsNotTakenForEndedWhenNoDescriptorIsFree) {
-  const Child child;
-  ASSERT_EQ(state_of_process(child.process()), ProcessState::runs);
-  rlimit before{};
-  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  const rlimit none{0, before.rlim_max};
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  const ProcessState state = state_of_process(child.process());
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  EXPECT_EQ(state, ProcessState::unknown);
 }
 
 }  // namespace

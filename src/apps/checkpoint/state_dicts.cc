@@ -198,9 +198,8 @@ std::vector<std::string> lines_of(const std::filesystem::path& file) {
 }
 
 // Converts `step` to the form in a checkpoint. `name` is its name in messages.
-checkpoint::TensorSource step_source(const checkpoint::TensorSource& from,
-                                     const std::string& name) {
-  return {at::kLong, {}, [values = from.values, name] {
+checkpoint::TensorSource step_source(const checkpoint::TensorSource& from, std::string name) {
+  return {at::kLong, {}, [values = from.values, name = std::move(name)] {
             constexpr double most = std::int64_t{1} << 53;
             const auto step = values().item<double>();
             check_input(step >= 0 && step <= most && std::floor(step) == step,
@@ -278,8 +277,9 @@ bool StateDicts::has_level(const std::string& place) const {
 }
 
 bool StateDicts::has_only_usual_places() const {
-  bool is_module = true, has_optimizer = false;
+  bool is_module = true, has_optimizer = false, is_bare = true;
   for (const Leaf& leaf : leaves_) {
+    is_bare = is_bare && (leaf.tensor || is_extra_state(leaf.path));
     if (!leaf.tensor) continue;
     const std::string name = listed(leaf.path, ".");
     const bool is_optimizer = is_below_any(name, optimizer_places);
@@ -287,7 +287,7 @@ bool StateDicts::has_only_usual_places() const {
     has_optimizer = has_optimizer || is_optimizer;
     is_module = is_module && is_below(name, "module");
   }
-  return is_module || has_optimizer;
+  return is_module || has_optimizer || !is_bare;
 }
 
 std::string StateDicts::tops() const {

@@ -76,7 +76,8 @@ class StateDicts {
   // Returns true if there is a dict at `place`.
   [[nodiscard]] bool has_level(const std::string& place) const;
   // Returns true if the names of all tensors begin with a usual place, which is then not a part of
-  // the model's own names: some are an optimizer's, or all are of a DistributedDataParallel.
+  // the model's own names: some are an optimizer's, there are other values than tensors, or all are
+  // of a DistributedDataParallel.
   [[nodiscard]] bool has_only_usual_places() const;
   [[nodiscard]] std::string find_place(const std::string& key,
                                        const std::vector<std::string>& usual,
