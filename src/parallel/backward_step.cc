@@ -210,6 +210,7 @@ JoinRound BackwardStep::announce() {
 // If this rank fails on its own, the others learn it instead of waiting.
 void BackwardStep::complete_own(const JoinRound& ranks, bool shadows) {
   try {
+    for (std::size_t i = 0; i < ready_.size(); ++i) check_dense(static_cast<int>(i));
     reducer_->end_backward(true);
     contribute_absent(shadows);
   } catch (...) {
@@ -310,7 +311,6 @@ void BackwardStep::contribute_absent(bool shadows) {
     bool is_there = ready_[i] ||
                     (!shadows && std::ranges::find(static_unused_, number) != static_unused_.end());
     if (is_there) continue;
-    check_dense(number);
     bool contributes = reducer_->contribute_absent(number);
     if (!contributes || (shadows && !options_.find_unused_parameters)) status_.say_missing(number);
   }

@@ -228,8 +228,8 @@ at::Tensor UnitGradients::place(int i) const {
 
 bool UnitGradients::in_place(int i) const {
   const at::Tensor& gradient = unit_.parameters()[static_cast<std::size_t>(i)].tensor.grad();
-  return buffer_.flat().defined() && gradient.defined() && dispatch::has_memory(gradient) &&
-         gradient.is_alias_of(buffer_.flat());
+  return buffer_.flat().defined() && gradient.defined() && gradient.layout() == at::kStrided &&
+         dispatch::has_memory(gradient) && gradient.is_alias_of(buffer_.flat());
 }
 
 void UnitGradients::begin() {

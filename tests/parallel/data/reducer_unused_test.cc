@@ -1,6 +1,10 @@
 // Parameters that take no part in a backward(), or only inside no_sync().
 #include "parallel/data/reducer_support.h"
 
+#include <lockstep/parallel/sharded/fully_shard.h>
+
+#include <torch/nn/modules/embedding.h>
+
 namespace lockstep {
 namespace {
 
@@ -144,6 +148,35 @@ TEST(ReducerUnusedErrors, ASparseGradientOfNoSyncIsNamedAndTheOthersLearnIt) {
     });
     expect_contains(text, "table.weight");
   });
+}
+
+// The same on shards, whose failures end the handle on all ranks.
+TEST(ReducerUnusedErrors, ASparseGradientOfNoSyncEndsShardsOnAllRanks) {
+  for (ShardLevel level : {ShardLevel::optimizer, ShardLevel::gradients, ShardLevel::full})
+    run_as_threads(2, [level](Group group) {
+      auto net = std::make_shared<torch::nn::Module>("net");
+      auto table = net->register_module(
+          "table", torch::nn::Embedding(torch::nn::EmbeddingOptions(5, 2).sparse(true)));
+      auto fc = net->register_module("fc", torch::nn::Linear(3, 2));
+      auto sharded = fully_shard(net, group, {.level = level, .timeout = std::chrono::seconds(20)});
+      const auto step = [&](bool uses_table) {
+        (uses_table ? table->forward(at::arange(3)) : fc->forward(values({1, 3}, 1)))
+            .sum()
+            .backward();
+      };
+      const auto begin = std::chrono::steady_clock::now();
+      EXPECT_THROW(
+          {
+            {
+              auto scope = sharded.no_sync();
+              step(group.rank() == 0);
+            }
+            step(false);
+            group.barrier().wait();
+          },
+          Error);
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+    });
 }
 
 }  // namespace
