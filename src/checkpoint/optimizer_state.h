@@ -15,6 +15,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -40,6 +41,11 @@ using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
 // parameter.
 [[nodiscard]] std::string optimizer_key(const std::string& parameter,
                                         const std::string& field = "");
+
+// Returns true for a number of steps that an optimizer can have made, which a double holds exactly.
+[[nodiscard]] inline bool is_step_count(double step) {
+  return step >= 0 && step <= 0x1p53 && step == std::floor(step);
+}
 
 // Calls take(field, value) for each entry of `map` (by name) that is a field of the parameter.
 template <class Map, class Take>

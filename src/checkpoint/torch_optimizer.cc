@@ -186,8 +186,8 @@ StateFields python_fields(const Dict& state, const std::string& parameter) {
     if (item.value().isNone()) continue;  // SGD without momentum
     if (name == "step") {
       const double step = number_of(item.value(), shown);
-      check_input(step >= 0 && step <= 0x1p53 && step == std::floor(step),
-                  "optimizer's {}: expected an integer, found {}", shown, step);
+      check_input(is_step_count(step), "optimizer's {}: expected an integer, found {}", shown,
+                  step);
       fields[name] = at::scalar_tensor(static_cast<std::int64_t>(step), at::kLong);
       continue;
     }

@@ -73,7 +73,7 @@ at::Tensor laid_out_as(const at::Tensor& tensor, const at::Tensor& like, at::Sca
   return fits ? tensor : at::empty_like(like, like.options().dtype(dtype)).copy_(tensor);
 }
 
-void check_listed_once(std::span<const at::Tensor> parameters, std::string_view who) {
+void check_listed_once(std::span<const at::Tensor> parameters, std::string_view caller) {
   std::vector<const at::TensorImpl*> listed;
   listed.reserve(parameters.size());
   for (const at::Tensor& parameter : parameters) listed.push_back(parameter.unsafeGetTensorImpl());
@@ -84,7 +84,7 @@ void check_listed_once(std::span<const at::Tensor> parameters, std::string_view 
   throw InvalidArgument(formatted(
       "{}: parameter {} of sizes [{}] is listed twice, as LibTorch's parameters() lists a tied "
       "weight; use the parameters() of a handle, or those of unique_parameters()",
-      who, first - parameters.begin(), lockstep::listed(first->sizes(), ", ")));
+      caller, first - parameters.begin(), lockstep::listed(first->sizes(), ", ")));
 }
 
 std::vector<UpdateEntry> make_entries(const std::vector<at::Tensor>& parameters,

@@ -117,8 +117,8 @@ void publish_master(const UpdateEntry& entry);
 }
 
 // Throws InvalidArgument if a parameter is listed twice, as LibTorch's parameters() lists a tied
-// weight: each pass would unscale, clip and update it twice. `who`: "AdamW", for the message.
-void check_listed_once(std::span<const at::Tensor> parameters, std::string_view who);
+// weight: each pass would unscale, clip and update it twice. The message begins with `caller`.
+void check_listed_once(std::span<const at::Tensor> parameters, std::string_view caller);
 
 // Throws InvalidArgument if the product could underflow in the gradient's own dtype; PyTorch
 // refuses the same.

@@ -214,15 +214,15 @@ void BackwardStep::complete_own(const JoinRound& ranks, bool shadows) {
     reducer_->end_backward(true);
     contribute_absent(shadows);
   } catch (...) {
-    if (options_.ends_with_failure()) {
-      notice_.set_text(exception_text(std::current_exception()));
-      abort_handle();
-      throw;
-    }
-    if (!shadows && !exchanges_status()) throw;
+    const bool ends_handle = options_.ends_with_failure();
+    if (!ends_handle && !shadows && !exchanges_status()) throw;
     notice_.set_text(exception_text(std::current_exception()));
-    post_failure(ranks.first_active);
-    reducer_->end_failed_backward();
+    if (ends_handle) {
+      abort_handle();
+    } else {
+      post_failure(ranks.first_active);
+      reducer_->end_failed_backward();
+    }
     throw;
   }
 }

@@ -1,5 +1,6 @@
 // lockstep-checkpoint as started by users, on runs of lockstep-train.
 #include "apps/shell.h"
+#include "base/format.h"
 #include "support/temporary_folder.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +10,6 @@
 #include <limits>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace lockstep {
@@ -134,14 +134,20 @@ TEST_F(SavedCheckpoints, AreWrittenInOtherFiles) {
   expect("show mine --shards 2", 2, {"--shards is an option of reshard, not of show"});
 }
 
+// Writes a safetensors file with one tensor, w.
+void write_tensor(const std::filesystem::path& file, const std::string& dtype,
+                  std::int64_t elements, const std::string& bytes) {
+  std::string header = formatted(R"({{"w":{{"dtype":"{}","shape":[{}],"data_offsets":[0,{}]}}}})",
+                                 dtype, elements, bytes.size());
+  header.append((8 - header.size() % 8) % 8, ' ');
+  std::ofstream(file, std::ios::binary)
+      << static_cast<char>(header.size()) << std::string(7, '\0') << header << bytes;
+}
+
 // Converted to double, they would be equal.
 TEST_F(SavedCheckpoints, LargeIntegersDifferByOne) {
   const auto write = [&](const char* name, const char* dtype, const std::string& bytes) {
-    std::string header =
-        std::string(R"({"w":{"dtype":")") + dtype + R"(","shape":[2],"data_offsets":[0,16]}})";
-    header.append((8 - header.size() % 8) % 8, ' ');
-    std::ofstream(folder_ / name, std::ios::binary)
-        << static_cast<char>(header.size()) << std::string(7, '\0') << header << bytes;
+    write_tensor(folder_ / name, dtype, 2, bytes);
   };
   const std::string zero(8, '\0');
   const std::string large("\0\0\0\0\0\0\x20\0", 8), next("\1\0\0\0\0\0\x20\0", 8);
@@ -189,14 +195,11 @@ TEST(FailedSaves, AreOneLineOfAllRanks) {
 TEST_F(SavedCheckpoints, NaNIsTheLargestDifference) {
   const auto write = [&](const char* name, float first, float last) {
     constexpr std::int64_t elements = 300'000;  // compared in two pieces
-    std::string header = R"({"w":{"dtype":"F32","shape":[300000],"data_offsets":[0,1200000]}})";
-    header.append((8 - header.size() % 8) % 8, ' ');
     std::vector<float> values(elements);
     values.front() = first;
     values.back() = last;
-    std::ofstream(folder_ / name, std::ios::binary)
-        << static_cast<char>(header.size()) << std::string(7, '\0') << header
-        << std::string_view(reinterpret_cast<const char*>(values.data()), values.size() * 4);
+    write_tensor(folder_ / name, "F32", elements,
+                 {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
   };
   write("a", 0, 0);
   write("b", std::numeric_limits<float>::quiet_NaN(), 1);

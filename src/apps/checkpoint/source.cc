@@ -45,9 +45,7 @@ Source of_safetensors(const fs::path& path, const std::string& kind) {
 }
 
 // Returns what only `reshard` copies.
-std::string left_out_of(const fs::path& folder) {
-  const checkpoint::LayoutJson json =
-      checkpoint::parse_json_text(folder, checkpoint::read_json_text(folder));
+std::string left_out_of(const fs::path& folder, const checkpoint::LayoutJson& json) {
   std::vector<std::string> parts;
   if (json.scheduler) parts.emplace_back("the scheduler's state");
   if (json.scaler) parts.emplace_back("the scaler's state");
@@ -61,11 +59,13 @@ std::string left_out_of(const fs::path& folder) {
 Source of_checkpoint(const fs::path& folder) {
   Source source = of_safetensors(folder / checkpoint::model_file,
                                  formatted("the checkpoint {}", folder.string()));
-  source.training = checkpoint::read_training_state(folder);
+  const checkpoint::LayoutJson json =
+      checkpoint::parse_json_text(folder, checkpoint::read_json_text(folder));
+  source.training = json.state;
   const fs::path optimizer = folder / checkpoint::optimizer_file;
   if (checkpoint::has_tensors(optimizer))
     source.optimizer = sources_in(std::make_shared<const TensorFiles>(optimizer));
-  source.left_out = left_out_of(folder);
+  source.left_out = left_out_of(folder, json);
   return source;
 }
 

@@ -4,13 +4,13 @@
 #include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "checkpoint/optimizer_state.h"
 #include "sys/plain_file.h"
 
 #include <ATen/core/Dict.h>
 #include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <span>
 #include <string_view>
@@ -200,10 +200,10 @@ std::vector<std::string> lines_of(const std::filesystem::path& file) {
 // Converts `step` to the form in a checkpoint. `name` is its name in messages.
 checkpoint::TensorSource step_source(const checkpoint::TensorSource& from, std::string name) {
   return {at::kLong, {}, [values = from.values, name = std::move(name)] {
-            constexpr double most = std::int64_t{1} << 53;
             const auto step = values().item<double>();
-            check_input(step >= 0 && step <= most && std::floor(step) == step,
-                        "{}: expected a number of steps from 0 to {}, found {}", name, most, step);
+            check_input(checkpoint::is_step_count(step),
+                        "{}: expected a number of steps from 0 to {}, found {}", name, 0x1p53,
+                        step);
             return at::scalar_tensor(static_cast<std::int64_t>(step), at::kLong);
           }};
 }

@@ -45,12 +45,15 @@ bool flag(const RuleCall& call, std::size_t argument) {
 // dims.
 bool has_dims_argument(const RuleCall& call) { return call.arguments() > 2; }
 
-// Returns true if the last argument is a dtype of fewer bytes than the elements have.
-bool is_narrowed(const RuleCall& call) {
+// Returns the last argument if it is a dtype, otherwise the dtype of the elements.
+at::ScalarType asked_dtype(const RuleCall& call) {
   const c10::IValue& last = call.argument(call.arguments() - 1);
-  return call.arguments() > 1 && last.isInt() &&
-         c10::elementSize(static_cast<at::ScalarType>(last.toInt())) <
-             c10::elementSize(call.operands()[0].dtype);
+  return call.arguments() > 1 && last.isInt() ? static_cast<at::ScalarType>(last.toInt())
+                                              : call.operands()[0].dtype;
+}
+
+bool is_narrowed(const RuleCall& call) {
+  return c10::elementSize(asked_dtype(call)) < c10::elementSize(call.operands()[0].dtype);
 }
 
 // Returns a rule for reducing the dims in the arguments. With a narrower result dtype, these dims
@@ -235,11 +238,8 @@ Rule equal(const RuleCall& call) {
 
 // aten::prod: self, dtype; or self, dim, keepdim, dtype. Ranks do not multiply complex numbers.
 Rule prod(const RuleCall& call) {
-  const c10::IValue& last = call.argument(call.arguments() - 1);
-  const at::ScalarType dtype = call.arguments() > 1 && last.isInt()
-                                   ? static_cast<at::ScalarType>(last.toInt())
-                                   : call.operands()[0].dtype;
-  return of_dims(call, at::isComplexType(dtype) ? std::nullopt : std::optional(Op::product));
+  const bool is_complex = at::isComplexType(asked_dtype(call));
+  return of_dims(call, is_complex ? std::nullopt : std::optional(Op::product));
 }
 
 }  // namespace
