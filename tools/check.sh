@@ -11,7 +11,7 @@ export TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:atexit_sleep_ms=50:suppress
 rarely_asan=(global optim models parallel checkpoint elastic hub accelerator train measure)
 rarely_tsan=(comm global mesh dispatch module optim models parallel checkpoint elastic hub accelerator train measure)
 
-# Tests of the release preset that a soak repeats: those that depend on time or on failures.
+# Tests that a soak repeats: those that depend on time or on failures. Those that are one program also run under sanitizers.
 soaked_tests=(sys store rank_env launch layout plan comm_core shm comm optim data parallel checkpoint elastic train apps
   integration_several_hosts integration_elastic_failures)
 
@@ -197,16 +197,17 @@ soak() {
   local minutes="${1:-10}"
   ensure_ready
   build_preset release
-  local sanitized=() asan
-  build_sanitized asan
-  asan="$(one_of "${sanitized[@]}")"
-  build_sanitized tsan
+  local sanitized=() soaked others=() names
+  soaked="$(one_of "${soaked_tests[@]}")"
+  build_sanitized asan   # all programs: fuzz() runs each
+  mapfile -t others < <(test_programs asan | grep -vxE "$soaked")
+  build_sanitized tsan "${others[@]}"
+  names="$(one_of "${sanitized[@]}")"
   fuzz
   inject
   kills
   elastic_kills
   waits
   unset LOCKSTEP_FUZZ LOCKSTEP_INJECTIONS LOCKSTEP_KILLS LOCKSTEP_ELASTIC_KILLS LOCKSTEP_WAITS  # ctest uses its own, smaller numbers
-  python3 tools/run_tests.py soak "$minutes" "release=$(one_of "${soaked_tests[@]}")" "asan=$asan" \
-    "tsan=$(one_of "${sanitized[@]}")"
+  python3 tools/run_tests.py soak "$minutes" "release=$soaked" "asan=$names" "tsan=$names"
 }

@@ -124,4 +124,14 @@ std::string shortened(std::string_view text, std::size_t max_bytes) {
   return std::string(text.substr(0, kept)).append(cut);
 }
 
+std::string shell_word(std::string_view word) {
+  constexpr std::string_view plain =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+=./:,@%";
+  if (!word.empty() && word.find_first_not_of(plain) == std::string_view::npos)
+    return std::string(word);
+  std::string quoted = "'";
+  for (char letter : word) quoted += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+  return quoted + "'";
+}
+
 }  // namespace lockstep

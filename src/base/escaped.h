@@ -35,4 +35,7 @@ struct Character {
 // the end of a character, and "...".
 [[nodiscard]] std::string shortened(std::string_view text, std::size_t max_bytes);
 
+// Quotes one word for a shell if necessary.
+[[nodiscard]] std::string shell_word(std::string_view word);
+
 }  // namespace lockstep

@@ -202,7 +202,10 @@ void ElasticState::commit() {
                            .optimizer = *state.optimizer,
                            .state = state.values,
                            .options = state.saving(),
-                           .own = state.parts.tensors});
+                           .own = state.parts.tensors},
+                          [&] {
+                            if (every > 0) state.save();
+                          });
 }
 
 bool elastic(ElasticState& state, const std::function<void(ElasticState&)>& train) {

@@ -27,6 +27,11 @@ constexpr auto between_looks = std::chrono::milliseconds(2);
 
 int number_of(std::int64_t round) { return static_cast<int>(round); }
 
+std::string key_of_mark(int call, const std::string& name) {
+  const std::string marks = "lockstep-round/marks/";
+  return call == 0 ? marks + name : formatted("{}call-{}/{}", marks, call, name);
+}
+
 }  // namespace
 
 std::optional<RoundPlace> place_in(const std::string& lines, const std::string& worker) {
@@ -53,9 +58,7 @@ std::optional<RoundPlace> place_in(const std::string& lines, const std::string& 
   return place;
 }
 
-bool is_orderly(const std::string& end) {
-  return end.starts_with("nodes join") || end.starts_with("asked to stop");
-}
+bool is_orderly(const std::string& end) { return end.starts_with("nodes join"); }
 
 std::optional<RoundClient> RoundClient::of_environment(Duration timeout) {
   const std::optional<std::string> worker = environment::text(rank_env::variable::worker);
@@ -111,11 +114,11 @@ std::optional<RoundPlace> RoundClient::next(Duration timeout) {
 }
 
 void RoundClient::set_flag(const std::string& name, const std::string& value) const {
-  store_->set("lockstep-round/marks/" + name, value);
+  store_->set(key_of_mark(call_, name), value);
 }
 
 std::optional<std::string> RoundClient::flag(const std::string& name) const {
-  return store_->try_get("lockstep-round/marks/" + name);
+  return store_->try_get(key_of_mark(call_, name));
 }
 
 std::shared_ptr<Store> RoundClient::filtered(std::shared_ptr<Store> store) const {

@@ -12,7 +12,8 @@
 //   lockstep-round/R/waiting/WORKER  set by a worker that has left round R and waits for the next
 //   lockstep-round/R/final           set by a worker that ends: why another round cannot help;
 //                                    its failure ends the run
-//   lockstep-round/marks/NAME        notes of the run for later rounds
+//   lockstep-round/marks/NAME        notes of the run for later rounds; if the program trains
+//                                    several times, training N > 0 has the keys marks/call-N/NAME
 #pragma once
 
 #include <lockstep/base/deadline.h>
@@ -40,7 +41,7 @@ struct RoundPlace {
 [[nodiscard]] std::optional<RoundPlace> place_in(const std::string& lines,
                                                  const std::string& worker);
 
-// Returns true if the round ended without a failure: nodes join, or the run was asked to stop.
+// Returns true if the round ended because nodes join: then no rank was lost.
 [[nodiscard]] bool is_orderly(const std::string& end);
 
 // The connection of a worker to the store of the rounds. Const functions are thread-safe; each
@@ -54,6 +55,14 @@ class RoundClient {
   // LOCKSTEP_ROUND are not set. Throws BadInput for invalid values, and errors of the store.
   [[nodiscard]] static std::optional<RoundClient> of_environment(Duration timeout);
 
+  // Call before the first round of a training. `call` is the number of trainings that this process
+  // has begun before; each training has its own notes. `round` replaces the round of the
+  // environment, which is that of the process's start; -1 keeps it.
+  void begin_call(int call, std::int64_t round) {
+    call_ = call;
+    if (round >= 0) round_ = round;
+  }
+  [[nodiscard]] int call() const { return call_; }
   [[nodiscard]] std::int64_t number() const { return round_; }
 
   // Informs the agents that they may start hot spares of this program.
@@ -71,7 +80,7 @@ class RoundClient {
   // in time.
   [[nodiscard]] std::optional<RoundPlace> next(Duration timeout);
 
-  // Notes for later rounds; any rank may set them.
+  // Notes for later rounds of the same training; any rank may set them.
   void set_flag(const std::string& name, const std::string& value) const;
   [[nodiscard]] std::optional<std::string> flag(const std::string& name) const;
 
@@ -83,6 +92,7 @@ class RoundClient {
   std::shared_ptr<Store> store_;
   std::string worker_;
   std::int64_t round_;
+  int call_ = 0;
 };
 
 // Returns the arguments of init_at() for the round for which this process was started.

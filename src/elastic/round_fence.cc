@@ -3,13 +3,18 @@
 #include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "sys/file_descriptor.h"
 #include "sys/files.h"
 #include "sys/plain_file.h"
 
 #include <lockstep/base/error.h>
 
+#include <cerrno>
 #include <optional>
 #include <utility>
+
+#include <fcntl.h>
+#include <unistd.h>
 
 namespace lockstep {
 namespace {
@@ -31,6 +36,28 @@ std::optional<RoundOfRun> round_in(const fs::path& file) {
   return RoundOfRun{text.substr(0, blank), *round};
 }
 
+// Replaces the text of an existing file. Returns false if that fails.
+bool overwrite(const fs::path& file, const std::string& text) {
+  const sys::FileDescriptor opened(
+      ::open(file.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  const auto size = static_cast<ssize_t>(text.size());
+  return opened && ::pwrite(opened.get(), text.data(), text.size(), 0) == size &&
+         ::ftruncate(opened.get(), size) == 0;
+}
+
+// Only processes of this run read the file, and a run does not survive a crash of its hosts. On a
+// full disk, which has no room for a second file, overwrites the file in place. A process of an
+// earlier round may then read a part of the new text: it does not find its own round and stops, as
+// it would a moment later.
+void write_round(const fs::path& file, const std::string& text) {
+  try {
+    sys::AtomicFile::write_for_now(file, text);
+  } catch (const SystemError& error) {
+    const bool is_full = error.error_number() == ENOSPC || error.error_number() == EDQUOT;
+    if (!is_full || !overwrite(file, text)) throw;
+  }
+}
+
 }  // namespace
 
 RoundFence::RoundFence(const fs::path& out, RoundOfRun own)
@@ -47,8 +74,7 @@ void RoundFence::take() {
     throw PeerLost(formatted("{}: round {} of this run writes here; this is round {}",
                              file_.parent_path().string(), found->round, own_.round));
   const bool is_own = found && found->run == own_.run && found->round == own_.round;
-  // Only processes of this run read the file, and a run does not survive a crash of its hosts.
-  if (!is_own) sys::AtomicFile::write_for_now(file_, text_of(own_));
+  if (!is_own) write_round(file_, text_of(own_));
   is_taken_ = true;
 }
 

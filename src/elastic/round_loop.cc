@@ -29,6 +29,7 @@
 #include <torch/optim/adamw.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <exception>
@@ -160,12 +161,23 @@ constexpr auto between_asks = std::chrono::milliseconds(50);
 
 std::string run_id() { return environment::text(rank_env::variable::run_id).value_or("run"); }
 
-// Returns this rank's folder on this host; the group may span several hosts.
+// The place of this process in the newest round that it knows. A process may train several times,
+// but the environment has its place in its first round only.
+struct OwnPlace {
+  int calls = 0;                         // trainings that have begun
+  std::int64_t round = -1;               // -1: the environment has round and place
+  std::optional<RoundPlace> place = {};  // in `round`
+  bool has_left = false;                 // the process has no place any more
+};
+
+// Returns this rank's folder on this host; the group may span several hosts. A later training of
+// the program has a folder of its own, because commits of an earlier one may remain.
 std::filesystem::path folder_of_commits(const RoundClient* rounds) {
   if (rounds == nullptr) return {};
   try {
     rank_env::make_commit_folder(run_id(), agent_process());
-    return rank_env::commit_folder(run_id());
+    const std::filesystem::path folder = rank_env::commit_folder(run_id());
+    return rounds->call() == 0 ? folder : folder / formatted("call-{}", rounds->call());
   } catch (const std::exception& error) {
     log::warning("elastic: {}; no state is kept in memory", error.what());
     return {};
@@ -328,15 +340,21 @@ void Round::abort_on_end(const Handle& handle) {
 
 RoundOfRun Round::of_run() const { return {run_id(), number()}; }
 
-void Round::commit(const CommitContent& content) {
+void Round::commit(const CommitContent& content, const std::function<void()>& save) {
   if (!has_agent()) return;
   const bool leaves = commits_.commit(content, watch_->has_ended());
   if (!std::exchange(has_committed_, true) && number() > 0 && group_.is_root())
     log::info("round {}: its first step is committed: {}", number(), times_.text());
-  if (leaves)
-    throw RoundEnded(
-        formatted("round {} ends: {}", number(),
-                  watch_->has_ended() ? watch_->end() : "another rank reported its end"));
+  if (!leaves) return;
+  if (save && !is_kept_on_a_host()) save();
+  throw RoundEnded(
+      formatted("round {} ends: {}", number(),
+                watch_->has_ended() ? watch_->end() : "another rank reported its end"));
+}
+
+bool Round::is_kept_on_a_host() const {
+  constexpr CallOptions at_the_end{.tag = "hosts with a commit"};
+  return std::ranges::max(modules::numbers_of_all(group_, {commits_.are_kept()}, at_the_end)) > 0;
 }
 
 std::string Round::flag(const std::string& name) {
@@ -358,10 +376,13 @@ void say_final_failure(const std::string& why) noexcept {
 }
 
 bool run_rendezvous_rounds(const LoopOptions& options, const std::function<void(Round&)>& body) {
+  static OwnPlace own;
+  if (own.has_left) return false;
   if (rank_env::is_hot_spare()) {
     warm_up();
     if (options.prepare) options.prepare();
-    if (!rank_env::wait_for_assignment()) return false;
+    own.has_left = !rank_env::wait_for_assignment();
+    if (own.has_left) return false;
   }
   std::optional<RoundClient> rounds = RoundClient::of_environment(options.init.join_timeout);
   if (!rounds) {
@@ -373,20 +394,22 @@ bool run_rendezvous_rounds(const LoopOptions& options, const std::function<void(
     body(round);
     return true;
   }
+  rounds->begin_call(own.calls++, own.round);
   if (options.hot_spares) rounds->allow_hot_spares();
-  std::optional<RoundPlace> place;  // the place in the first round is in the environment
   RoundTimes times;
   times.placed();
   for (;;) {
     if (rounds->flag(done_mark)) return true;
     bool has_part = true;
     const std::optional<std::string> end =
-        run_round(options, *rounds, place ? &*place : nullptr, body, times, has_part);
+        run_round(options, *rounds, own.place ? &*own.place : nullptr, body, times, has_part);
     if (!end) return has_part;
     log::info("round {} is over for this worker: {}", rounds->number(), *end);
     times.left();
-    place = rounds->next(options.rejoin_timeout);
-    if (!place) return false;
+    own.place = rounds->next(options.rejoin_timeout);
+    own.round = rounds->number();
+    own.has_left = !own.place;
+    if (own.has_left) return false;
     times.placed();
   }
 }

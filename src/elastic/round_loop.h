@@ -83,8 +83,9 @@ class Round {
   // Call when the body has restored its state and begins with steps. Local.
   void note_restored() { times_.restored(); }
   // Calls Commits::commit(). Collective. Throws RoundEnded if the ranks must continue in another
-  // round.
-  void commit(const CommitContent& content);
+  // round. If no host has the commit then, first calls `save`, which makes a checkpoint, on all
+  // ranks; pass it on all ranks or on none.
+  void commit(const CommitContent& content, const std::function<void()>& save = {});
 
   // Returns the value that rank 0 of this or an earlier round set with set_flag(); empty if none
   // was set. Collective.
@@ -98,6 +99,9 @@ class Round {
   void set_flag(const std::string& name, const std::string& value);
 
  private:
+  // Collective.
+  [[nodiscard]] bool is_kept_on_a_host() const;
+
   Group group_;
   const RoundClient* rounds_;
   RoundWatch* watch_;
@@ -126,6 +130,10 @@ struct LoopOptions {
 // Calls `body` with the group of the first round, and again for each later round in which this
 // process has a place. Returns true when `body` returns. Returns false if this process has no place
 // in a later round, or had none in the group of the last round.
+//
+// A process may call it several times, one after another. All processes of a run make the same
+// calls in the same order. In a process that replaces a lost one, calls that the others have
+// finished return true at once.
 //
 // PeerLost, Timeout, Aborted and RoundEnded end a round; without an agent that makes rounds they
 // are thrown. All other exceptions of `body` are thrown.

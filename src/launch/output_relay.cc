@@ -314,7 +314,13 @@ RankOutput::RankOutput(int rank, Printer& output, Printer& error, SharedFailures
 
 void RankOutput::begin_log(const LogFile& log) {
   log_file_ = log.name;
-  if (!log_file_.empty()) log_ = open_log(log_file_, log.append);
+  if (log_file_.empty()) return;
+  try {
+    log_ = open_log(log_file_, log.append);
+  } catch (const SystemError& error) {
+    if (!log.append) throw;
+    log_error_ = error.error_number();
+  }
 }
 
 void RankOutput::close_rank_ends() {

@@ -182,7 +182,8 @@ class RankOutput {
   static constexpr std::size_t longest_line = 64 << 10;
 
   // Creates or truncates the log. Throws SystemError if that fails, BadInput if the path exists and
-  // is not a regular file. The ranks share `failures`, which must outlive this object.
+  // is not a regular file. If a log of an earlier round cannot be opened again, does not throw:
+  // take_log_error() returns the error. The ranks share `failures`, which must outlive this object.
   RankOutput(int rank, Printer& output, Printer& error, SharedFailures& failures,
              const LogFile& log);
   // Opens a log for a rank that has none yet.
@@ -210,7 +211,7 @@ class RankOutput {
   // line except one of the library's log.
   [[nodiscard]] bool says_why() const;
   [[nodiscard]] const std::string& log_file() const { return log_file_; }
-  // Returns the errno of a failed log write once, else 0.
+  // Returns the errno of a failed log write, or of a failed attempt to open the log, once, else 0.
   [[nodiscard]] int take_log_error() { return std::exchange(log_error_, 0); }
 
  private:

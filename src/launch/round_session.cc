@@ -90,13 +90,15 @@ void RoundSession::take(RoundEvent event) {
 
 void RoundSession::begin_rendezvous(const RoundEvent& event) {
   run_.rendezvous_for = event.round;
+  offered_for_ = -1;
+  node_was_lost_ = event.node_was_lost;
   spare_line_.clear();
   if (may_have_more_rounds(run_.spec))
     waiting_line_ = Clock::now() + first_waiting_line;
   else if (run_.spec.nodes.nodes > 1)  // all nodes have joined
     waiting_line_ = Clock::now() + next_waiting_line;
   if (run_.workers.empty()) return;
-  if (run_.machine.cause() < 0)
+  if (run_.machine.cause() < 0 || node_was_lost_)
     relay_.log_line(formatted("round {} ends: {}", event.round - 1, event.why));
   for (const auto& worker : run_.workers)
     if (worker->process() != nullptr &&
@@ -144,7 +146,7 @@ void RoundSession::join_if_ready() {
   }
   if (is_pausing()) return;
   JoinRequest request = source_.empty_join_request();
-  request.failed = has_failed;
+  request.failed = has_failed && !node_was_lost_;
   for (int local = 0; local < run_.spec.ranks; ++local) {
     Worker* worker = run_.workers.empty() ? nullptr : run_.workers[local].get();
     const bool kept = worker != nullptr && worker->process() != nullptr &&
@@ -153,7 +155,8 @@ void RoundSession::join_if_ready() {
         {kept ? worker->name() : formatted("{}.{}", run_.node, next_worker_++), kept});
   }
   survivors_limit_.reset();
-  source_.request_join(std::exchange(run_.rendezvous_for, -1), request);
+  offered_for_ = std::exchange(run_.rendezvous_for, -1);
+  source_.request_join(offered_for_, request);
 }
 
 bool RoundSession::is_pausing() {
@@ -166,13 +169,14 @@ bool RoundSession::is_pausing() {
 }
 
 void RoundSession::begin_round(const RoundPlan& plan) {
+  offered_for_ = run_.rendezvous_for = -1;
   run_.plan = plan;
   run_.machine = AgentStateMachine(run_.spec.ranks, grace_of(run_.spec));
   run_.result.ends.clear();
   run_.own_failure.reset();
   kept_.clear();
   waiting_line_.reset();
-  told_ = false;
+  told_ = run_.asked_to_stop != 0;
   run_.round_reported = false;
   relay_.failures() = {};  // failures of the last round have been reported
   const RoundPlan::Node& own = plan.nodes[plan.group_rank(run_.node)];
@@ -203,6 +207,9 @@ void RoundSession::begin_round(const RoundPlan& plan) {
     worker->end() && worker->end()->success() ? note_end(*worker, *worker->end())
                                               : note_lost(*worker);
   if (plan.round > 0) processes_.hot_spares().fill_at(Clock::now() + until_the_round_is_under_way);
+  // The request to stop came after this node's join request: these ranks have not heard of it.
+  if (run_.asked_to_stop != 0 && run_.machine.state() == State::running)
+    run_.machine.signalled(run_.asked_to_stop, Clock::now());
 }
 
 void RoundSession::start(const std::vector<Worker*>& fresh) {
@@ -231,7 +238,7 @@ void RoundSession::end_rounds(RoundEvent event) {
   told_ = true;
   if (run_.plan.nodes.empty()) run_.plan = event.plan;
   run_.run_result = result_for_this_node(std::move(event), run_);
-  run_.rendezvous_for = -1;
+  offered_for_ = run_.rendezvous_for = -1;
   waiting_line_.reset();
   const bool elsewhere = run_.run_result->node != run_.node;
   if (run_.run_result->kind == RunResult::Kind::done) return;
@@ -298,7 +305,12 @@ void RoundSession::log_waiting() {
 void RoundSession::note_end(Worker& worker, sys::ExitStatus status) {
   const auto now = Clock::now();
   worker.output().finish();
-  if (worker.survival() == Worker::Survival::waiting) return;  // begin_round() handles it
+  if (worker.survival() == Worker::Survival::waiting) {
+    // Without a plan, offers a new worker in its place. Otherwise, begin_round() handles the end.
+    if (!status.success() && offered_for_ >= 0)
+      run_.rendezvous_for = std::exchange(offered_for_, -1);
+    return;
+  }
   run_.result.ends.push_back(worker.describe_end(status, now));
   run_.machine.ended(worker.rank(), status, now);
   if (run_.machine.cause() == worker.rank()) note_failure(run_.result.ends.back());

@@ -61,6 +61,8 @@ class RoundSession {
   RoundSource& source_;
   std::set<std::string> kept_;  // workers that came from the previous round
   int next_worker_ = 0;
+  int offered_for_ = -1;        // the round of a join request that has no plan yet; -1: none
+  bool node_was_lost_ = false;  // the loss of a node ended the last round
   std::optional<Clock::time_point> survivors_limit_, waiting_line_, join_after_;
   std::string pause_line_;  // printed after the round's report
   std::string spare_line_;  // printed periodically while a round runs without this node

@@ -29,6 +29,7 @@ struct RoundEvent {
   Kind kind = Kind::rendezvous;
   int round = 0;
   std::string why = {};                // rendezvous: why the last round ended; empty: first round
+  bool node_was_lost = false;          // rendezvous: `why` names a node that was lost
   Duration pause = {};                 // pause
   std::set<std::string> workers = {};  // rendezvous: workers of the last round that continue
   RoundPlan plan = {};                 // begin, spare; over: of a round that did not begin here

@@ -38,7 +38,7 @@ namespace {
 std::string listen_host(const std::string& host) {
   const bool everywhere =
       !sys::is_loopback_name(host) && sys::SocketAddress::tcp(host, 0).is_loopback();
-  return everywhere ? "0.0.0.0" : host;
+  return everywhere ? sys::all_addresses() : host;
 }
 
 // Returns the content of --secret-file, or the user's own secret if the address is loopback.

@@ -15,6 +15,8 @@ namespace lockstep::launch {
 namespace {
 
 constexpr std::chrono::milliseconds turn_of_one{1000}, turn_of_several{200}, turn_with_survivors{5};
+// The sentence of lost_node() begins with this; other reasons for the end of a round do not.
+constexpr std::string_view lost_node_prefix = "node ";
 
 std::set<std::string> names_below(Store& store, const std::string& prefix) {
   std::set<std::string> names;
@@ -166,6 +168,7 @@ void Rounds::begin_rendezvous(const std::string& why) {
   emit({.kind = RoundEvent::Kind::rendezvous,
         .round = round_ + 1,
         .why = escaped(why, 400),
+        .node_was_lost = why.starts_with(lost_node_prefix),
         .workers = std::move(survivors)});
 }
 

@@ -1,5 +1,6 @@
 #include "launch/run_report.h"
 
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "sys/bounded_json.h"
@@ -138,10 +139,11 @@ std::string FlightFolder::records(int ranks) const {
     if (written < begin_) {
       older = true;
     } else {
-      fresh.push_back(file.string());
+      fresh.push_back(shell_word(file.string()));
     }
   }
-  if (fresh.size() > 1 && !older) return (fs::path(path_) / "flight-rank-*.json").string();
+  if (fresh.size() > 1 && !older)
+    return shell_word((fs::path(path_) / "").string()) + "flight-rank-*.json";
   return join(fresh, " ");
 }
 

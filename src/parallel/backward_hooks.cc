@@ -1,5 +1,7 @@
 #include "parallel/backward_hooks.h"
 
+#include "comm/backend/accelerator.h"
+
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -18,13 +20,25 @@ struct GradientHooks::Hook : autograd::PostAccumulateGradHook {
 
   void operator()(const autograd::Variable& parameter) override {
     if (previous) (*previous)(parameter);
-    if (auto owner = calls.lock()) owner->on_gradient(number);
+    const auto owner = calls.lock();
+    if (!owner) return;
+    owner->follow(parameter.device());
+    owner->on_gradient(number);
   }
 
   std::weak_ptr<Calls> calls;
   int number;
   std::unique_ptr<autograd::PostAccumulateGradHook> previous;
 };
+
+void GradientHooks::Calls::follow(c10::Device device) {
+  if (device.is_cpu() || device.is_meta()) return;
+  const c10::Stream current = current_stream(device);
+  Lock lock(mutex);
+  c10::Stream& before = last.try_emplace(device.index(), current).first->second;
+  order(before, current);
+  before = current;
+}
 
 std::vector<std::shared_ptr<GradientHooks::Calls>> GradientHooks::owners(
     const at::Tensor& parameter) {

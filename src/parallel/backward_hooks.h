@@ -6,9 +6,14 @@
 // chain and does nothing.
 #pragma once
 
+#include "base/mutex.h"
+
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -30,8 +35,9 @@ class GradientHooks {
 
   // Calls on_gradient(i) in the thread of backward() after parameters[i].grad was written: once per
   // backward(), also for a parameter that is used twice; never for an unused one. Its exceptions
-  // end that backward(). is_averaged() calls `has_averages`, and is_averaged_twice() calls
-  // `averages`; null: false.
+  // end that backward(). On a device, backward() calls it on the stream that used the parameter
+  // first, and each call is ordered after the work of the calls before. is_averaged() calls
+  // `has_averages`, and is_averaged_twice() calls `averages`; null: false.
   GradientHooks(std::vector<at::Tensor> parameters, OnGradient on_gradient,
                 Asked has_averages = nullptr, Asked averages = nullptr);
   ~GradientHooks();
@@ -40,8 +46,13 @@ class GradientHooks {
 
  private:
   struct Calls {
-    OnGradient on_gradient;
-    Asked has_averages, averages;
+    // Orders the current stream of a device after the one of the call before.
+    void follow(c10::Device device);
+
+    const OnGradient on_gradient;
+    const Asked has_averages, averages;
+    Mutex mutex = {};
+    std::map<c10::DeviceIndex, c10::Stream> last LOCKSTEP_GUARDED_BY(mutex) = {};
   };
   struct Hook;
   friend bool is_hooked(const at::Tensor& parameter);

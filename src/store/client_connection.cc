@@ -335,7 +335,7 @@ void TcpStore::Connection::connect(Deadline deadline) {
 }
 
 void TcpStore::Connection::try_once(Deadline deadline) {
-  sys::FileDescriptor socket = sys::connect_to(*server_, deadline);
+  sys::PrivateDescriptor socket(sys::connect_to(*server_, deadline));
   if (server_->family() == AF_UNIX) check_owner(socket.get(), address_);
   const Deadline soon = deadline.or_sooner(Deadline::after(handshake_limit));
   std::optional<store::ClientStreams> streams;

@@ -151,7 +151,7 @@ class TcpStore::Connection {
       LOCKSTEP_GUARDED_BY(sending_);
 
   mutable Mutex mutex_;
-  sys::FileDescriptor socket_;  // replaced under both mutexes
+  sys::PrivateDescriptor socket_;  // replaced under both mutexes
   bool reading_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   bool connected_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::optional<Clock::time_point> broken_at_ LOCKSTEP_GUARDED_BY(mutex_);

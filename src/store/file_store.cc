@@ -88,9 +88,13 @@ class FileStore::Lock {
       }
     }
   }
+  // Unlocks explicitly, because a child that was forked meanwhile may have a copy.
+  ~Lock() { ::flock(file_.get(), LOCK_UN); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
 
  private:
-  sys::FileDescriptor file_;
+  sys::PrivateDescriptor file_;
 };
 
 FileStore::FileStore(fs::path folder, FileStoreOptions options)

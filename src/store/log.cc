@@ -75,7 +75,8 @@ Log::Log(std::filesystem::path file, Table& table, Sessions& sessions)
 
 // Returns false if the previous holder of the lock has replaced the file meanwhile.
 bool Log::open_and_lock() {
-  file_.reset(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_APPEND | O_NONBLOCK, 0600));
+  file_ = sys::PrivateDescriptor(
+      ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_APPEND | O_NONBLOCK, 0600));
   if (!file_) throw SystemError("opening the store's log " + path_.string(), errno);
   struct stat opened = {}, named = {};
   check_input(::fstat(file_.get(), &opened) == 0 && S_ISREG(opened.st_mode),
@@ -191,7 +192,7 @@ void Log::write_anew() {
     return;
   }
   const std::filesystem::path partial = path_.string() + ".partial";
-  sys::FileDescriptor anew(
+  sys::PrivateDescriptor anew(
       ::open(partial.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_APPEND, 0600));
   if (!anew) throw SystemError("making " + partial.string(), errno);
   write_to_disk(anew.get(), content, partial.string());

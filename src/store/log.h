@@ -62,7 +62,7 @@ class Log {
   std::filesystem::path path_;
   Table& table_;
   Sessions& sessions_;
-  sys::FileDescriptor file_;
+  sys::PrivateDescriptor file_;
   std::string store_name_;
   std::string pending_;
   std::uint64_t size_ = 0;        // of the file

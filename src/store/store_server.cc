@@ -91,7 +91,7 @@ Deadline timeout_of(const store::Message& request) {
 // requests, and max_parked_bytes_of_all in waiting requests.
 class StoreServer::Loop {
  public:
-  Loop(StoreServerOptions options, sys::FileDescriptor listener)
+  Loop(StoreServerOptions options, sys::PrivateDescriptor listener)
       : options_(std::move(options)),
         key_(options_.secret),
         address_(sys::SocketAddress::local(listener.get()).text()),
@@ -120,7 +120,7 @@ class StoreServer::Loop {
 
  private:
   struct Connection {
-    sys::FileDescriptor socket;
+    sys::PrivateDescriptor socket;
     store::ServerSession session;
     Deadline handshake_deadline;
     std::string origin;       // an address; connections from one address compete for places
@@ -176,7 +176,7 @@ class StoreServer::Loop {
   void accept_all() {
     try {
       for (int i = 0; i < accepts_a_turn; ++i) {
-        sys::FileDescriptor socket = sys::accept_now(listener_.get());
+        sys::PrivateDescriptor socket(sys::accept_now(listener_.get()));
         if (!socket) return;
         if (may_enter(socket.get())) accept(std::move(socket));
       }
@@ -196,7 +196,7 @@ class StoreServer::Loop {
     return false;
   }
 
-  void accept(sys::FileDescriptor socket) {
+  void accept(sys::PrivateDescriptor socket) {
     std::string origin;
     try {
       origin = origin_of(sys::SocketAddress::peer(socket.get()));
@@ -432,7 +432,7 @@ class StoreServer::Loop {
   store::StoreKey key_;
   std::string address_;
   std::uint16_t port_ = 0;
-  sys::FileDescriptor listener_;
+  sys::PrivateDescriptor listener_;
   Deadline accept_again_ = Deadline::after(Duration::zero());  // later if descriptors ran out
   sys::FileDescriptor wake_;
   std::atomic<bool> stopping_ = false;
@@ -459,7 +459,7 @@ StoreServer::StoreServer(StoreServerOptions options) {
               "store at {}: a store that other hosts can reach needs a secret: set "
               "StoreServerOptions::secret",
               address.text());
-  sys::FileDescriptor listener = sys::listen_on(address);
+  sys::PrivateDescriptor listener(sys::listen_on(address));
   loop_ = std::make_unique<Loop>(std::move(options), std::move(listener));
 }
 

@@ -1,6 +1,7 @@
 // Owners of resources of the system: file descriptors and mapped memory.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -35,6 +36,34 @@ class FileDescriptor {
 
  private:
   int number_ = -1;
+};
+
+// A descriptor that forked children close when they begin: a lock, a socket whose end peers must
+// notice, a listener. Otherwise a living child would keep these after this process has closed them
+// or has ended. The child's copy of the object is empty. A child that is forked at the moment when
+// another thread opens or closes the descriptor may keep it open.
+class PrivateDescriptor {
+ public:
+  PrivateDescriptor() = default;
+  explicit PrivateDescriptor(FileDescriptor descriptor);
+  explicit PrivateDescriptor(int number) : PrivateDescriptor(FileDescriptor(number)) {}
+  PrivateDescriptor(PrivateDescriptor&& other) noexcept
+      : place_(std::exchange(other.place_, nullptr)) {}
+  PrivateDescriptor& operator=(PrivateDescriptor&& other) noexcept {
+    if (this == &other) return *this;
+    reset();
+    place_ = std::exchange(other.place_, nullptr);
+    return *this;
+  }
+  ~PrivateDescriptor() { reset(); }
+
+  // Negative if the object is empty.
+  [[nodiscard]] int get() const { return place_ != nullptr ? place_->load() : -1; }
+  [[nodiscard]] explicit operator bool() const { return get() >= 0; }
+  void reset() noexcept;
+
+ private:
+  std::atomic<int>* place_ = nullptr;  // in the list of descriptors that children close
 };
 
 // Memory that is unmapped exactly once.

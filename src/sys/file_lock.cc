@@ -3,21 +3,17 @@
 #include "base/check.h"
 #include "base/escaped.h"
 #include "base/format.h"
-#include "base/scope_exit.h"
 #include "sys/plain_file.h"
 #include "sys/topology.h"
 
 #include <lockstep/base/error.h>
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -62,50 +58,20 @@ bool is_signature(const std::string& text) {
          std::min(text.find('\n'), text.size() - 1) == text.size() - 1;
 }
 
-// Descriptors of this process's locks; 0 marks a free entry. A forked child closes them, because
-// otherwise it would hold the locks after this process has ended.
-constinit std::array<std::atomic<int>, 64> open_locks{};
-
-void close_in_child() {
-  for (std::atomic<int>& place : open_locks)
-    if (const int file = place.exchange(0); file != 0) ::close(file);
-}
-
-// If there are more locks than entries, the child keeps the remaining ones open.
-void remember(int file) {
-  [[maybe_unused]] static const int once = ::pthread_atfork(nullptr, nullptr, close_in_child);
-  for (std::atomic<int>& place : open_locks)
-    if (int free = 0; place.compare_exchange_strong(free, file)) return;
-}
-
-void forget(int file) {
-  for (std::atomic<int>& place : open_locks)
-    if (int kept = file; place.compare_exchange_strong(kept, 0)) return;
-}
-
 }  // namespace
 
 FileLock::FileLock(std::filesystem::path path) : path_(std::move(path)) {
-  ScopeExit close([&] { this->close(); });
   do {
-    this->close();
     // Non-blocking, because opening a pipe of that name would otherwise block.
     constexpr int how = O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW;
-    file_.reset(::open(path_.c_str(), O_RDWR | O_CREAT | how, 0666));
+    FileDescriptor file(::open(path_.c_str(), O_RDWR | O_CREAT | how, 0666));
     const int error = errno;
     // A file that a killed process of another user left: it can be locked without write access.
-    if (!file_ && error == EACCES) file_.reset(::open(path_.c_str(), O_RDONLY | how));
-    check_input(file_ || error != ELOOP, "{}: expected a lock file, found a link", path_.string());
-    if (!file_) throw SystemError("opening the lock " + path_.string(), error);
-    remember(file_.get());
+    if (!file && error == EACCES) file.reset(::open(path_.c_str(), O_RDONLY | how));
+    check_input(file || error != ELOOP, "{}: expected a lock file, found a link", path_.string());
+    if (!file) throw SystemError("opening the lock " + path_.string(), error);
+    file_ = PrivateDescriptor(std::move(file));
   } while (!try_once());
-  close.cancel();
-}
-
-void FileLock::close() {
-  if (!file_) return;
-  forget(file_.get());
-  file_.reset();
 }
 
 // Throws if the file is not a lock, so that a user's file is neither truncated nor removed.
@@ -147,12 +113,8 @@ void FileLock::sign() const {
 }
 
 FileLock::~FileLock() {
-  if (process_.is_copy_of_parent()) {
-    (void)file_.release();  // already closed when the child began
-    return;
-  }
+  if (!file_) return;  // a copy in a forked child
   if (state_ != State::busy && is_still_there(file_.get(), path_)) ::unlink(path_.c_str());
-  close();
 }
 
 }  // namespace lockstep::sys

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "sys/file_descriptor.h"
-#include "sys/own_process.h"
 
 #include <filesystem>
 #include <string>
@@ -43,11 +42,9 @@ class FileLock {
   [[nodiscard]] bool try_once();
   void check_is_lock() const;
   void sign() const;
-  void close();
 
-  ForkAware process_;
   std::filesystem::path path_;
-  FileDescriptor file_;
+  PrivateDescriptor file_;
   State state_ = State::busy;
   bool reaches_everybody_ = false;
   std::string about_;

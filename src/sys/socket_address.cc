@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -218,14 +219,18 @@ std::string address_towards(const std::string& peer) {
 }
 
 std::vector<std::string> own_addresses() {
-  std::vector<std::string> outer;
-  std::vector<std::string> inner;
-  for (const auto& address : addresses_of_interfaces()) {
-    if (address.family != AF_INET || address.text.empty()) continue;
-    (address.is_loopback ? inner : outer).push_back(address.text);
-  }
-  outer.insert(outer.end(), inner.begin(), inner.end());
-  return outer.empty() ? std::vector<std::string>{"127.0.0.1"} : outer;
+  std::vector<OwnAddress> all = addresses_of_interfaces();
+  std::erase_if(all, [](const auto& one) { return one.is_link_local || one.text.empty(); });
+  std::ranges::stable_sort(
+      all, {}, [](const auto& one) { return std::pair(one.is_loopback, one.family != AF_INET); });
+  std::vector<std::string> texts;
+  for (OwnAddress& address : all) texts.push_back(std::move(address.text));
+  return texts.empty() ? std::vector<std::string>{"127.0.0.1"} : texts;
+}
+
+std::string all_addresses() {
+  const FileDescriptor six(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return six ? "::" : "0.0.0.0";
 }
 
 }  // namespace lockstep::sys

@@ -76,8 +76,12 @@ class SocketAddress {
 // names, which may block for seconds.
 [[nodiscard]] std::string address_towards(const std::string& peer);
 
-// Returns the numeric IPv4 addresses of this host's interfaces that are up, loopback addresses
-// last.
+// Returns the numeric addresses of this host's interfaces that are up, without link-local ones:
+// IPv4 before IPv6, loopback addresses last.
 [[nodiscard]] std::vector<std::string> own_addresses();
+
+// Returns "::", at which listen_on() takes connections to all addresses of this host, IPv4 and
+// IPv6. Returns "0.0.0.0" if the kernel has no IPv6.
+[[nodiscard]] std::string all_addresses();
 
 }  // namespace lockstep::sys

@@ -151,6 +151,8 @@ FileDescriptor listen_on(const SocketAddress& address, int backlog) {
   int on = 1;
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on,
                sizeof(on));  // allow reuse while old connections are in TIME_WAIT
+  const int off = 0;  // "::" also takes connections of IPv4; fails on sockets of other families
+  ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
   if (::bind(socket.get(), address.get(), address.size()) != 0 ||
       ::listen(socket.get(), backlog) != 0) {
     if (errno == EADDRINUSE) {

@@ -1,4 +1,5 @@
 // From the words of a command line to a Configuration, and back.
+#include "base/escaped.h"
 #include "base/format.h"
 #include "base/text.h"
 #include "sys/files.h"
@@ -22,8 +23,6 @@ namespace {
 
 constexpr const char* resume_option = "resume";
 constexpr const char* automatic = "auto";  // --resume auto
-constexpr std::string_view plain_letters =
-    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+=./:,@%";
 
 // The tasks of a program, each with its defaults.
 using Known = std::vector<std::unique_ptr<Configuration>>;
@@ -248,14 +247,6 @@ CommandLine parse_command_line(std::string_view command, std::span<Task* const> 
   } catch (const BadInput& error) {
     throw UsageError(error.what());
   }
-}
-
-std::string shell_word(std::string_view word) {
-  if (!word.empty() && word.find_first_not_of(plain_letters) == std::string_view::npos)
-    return std::string(word);
-  std::string quoted = "'";
-  for (char letter : word) quoted += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
-  return quoted + "'";
 }
 
 std::string resume_command(const Configuration& configuration, std::string_view how) {

@@ -97,9 +97,6 @@ struct CommandLine {
 [[nodiscard]] CommandLine parse_command_line(std::string_view command, std::span<Task* const> tasks,
                                              std::span<const std::string> words);
 
-// Quotes one word for a shell if necessary.
-[[nodiscard]] std::string shell_word(std::string_view word);
-
 // Returns the whole command; `how` is "--resume", or "--resume-from step-00000100". If no command
 // line began the run, the command has the task and the folder.
 [[nodiscard]] std::string resume_command(const Configuration& configuration, std::string_view how);

@@ -1,6 +1,7 @@
 #include <lockstep/train/program.h>
 
 #include "base/check.h"
+#include "base/escaped.h"
 #include "elastic/round_loop.h"
 #include "rank_env/rank_ends.h"
 #include "rank_env/rank_info.h"

@@ -117,12 +117,23 @@ std::vector<RunFolder::Job> jobs_of_this_process() {
   return jobs;
 }
 
+// Returns the text of a file of jobs; empty if the file does not exist.
+std::string text_of_jobs(const fs::path& file) {
+  constexpr std::uint64_t most_bytes = 64 << 10;
+  std::error_code is_unknown;
+  return fs::exists(file, is_unknown) ? sys::read_plain_file(file, most_bytes) : std::string();
+}
+
 // Writes the file, or removes it if no launcher names a job. The file is only durable while the
-// host keeps running, because a job does not survive its hosts.
+// host keeps running, because a job does not survive its hosts. Later rounds of a run have the same
+// jobs, and must begin on a full disk too, so they write nothing.
 void write_jobs(const fs::path& file, const std::vector<RunFolder::Job>& jobs) {
   std::string text;
   for (const RunFolder::Job& job : jobs) text += job.line + "\n";
-  if (!text.empty()) return sys::AtomicFile::write_for_now(file, text);
+  if (!text.empty()) {
+    if (text_of_jobs(file) != text) sys::AtomicFile::write_for_now(file, text);
+    return;
+  }
   std::error_code is_missing;
   fs::remove(file, is_missing);
 }
@@ -137,11 +148,7 @@ RunFolder::RunFolder(const Configuration& configuration, const std::optional<Rou
 }
 
 bool RunFolder::is_restart() const {
-  constexpr std::uint64_t most_bytes = 64 << 10;
-  const fs::path file = path_ / job_name;
-  std::error_code is_unknown;
-  if (!fs::exists(file, is_unknown)) return false;
-  std::istringstream lines(sys::read_plain_file(file, most_bytes));
+  std::istringstream lines(text_of_jobs(path_ / job_name));
   for (std::string line; std::getline(lines, line);)
     for (const Job& job : jobs_)
       if (job.is_started_again && job.line == line) return true;

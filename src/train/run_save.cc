@@ -84,7 +84,11 @@ void Run::commit() {
                      .optimizer = *model_.optimizer(),
                      .state = state(),
                      .options = {},
-                     .own = {}});
+                     .own = {}},
+                    [&] {
+                      if (saved_step_ != step_) save();
+                      if (saver_) (void)may_fail([&] { saver_->wait(); });
+                    });
 }
 
 void Run::save_now() {

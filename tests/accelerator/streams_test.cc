@@ -59,12 +59,45 @@ struct Branches : torch::nn::Module {
   torch::nn::Linear both{nullptr}, left{nullptr}, right{nullptr}, last{nullptr};
 };
 
+// No layer is used on both streams, and the streams meet in the loss.
+struct SeparateBranches : torch::nn::Module {
+  SeparateBranches() {
+    for (auto* layer : {&left, &right}) *layer = torch::nn::Linear(16, 16);
+    register_module("left", left);
+    register_module("right", right);
+    test::fill_parameters(*this, 1);
+  }
+
+  at::Tensor forward(const at::Tensor& input, const std::optional<c10::Stream>& side) {
+    if (!side) return left->forward(input) + right->forward(input);
+    const c10::Stream main = lockstep::current_stream(side->device());
+    order(main, *side);
+    input.record_stream(*side);
+    at::Tensor l;
+    {
+      const c10::StreamGuard guard(*side);
+      l = left->forward(input);
+    }
+    const at::Tensor r = right->forward(input);
+    order(*side, main);
+    l.record_stream(main);
+    return l + r;
+  }
+
+  torch::nn::Linear left{nullptr}, right{nullptr};
+};
+
 // Returns the parameters after some steps.
-Values trained_on_two_streams(const Level& level, const Group& group, c10::Device device) {
-  auto model = std::make_shared<Branches>();
+template <class Model>
+Values trained_on_two_streams(const Level& level, const Group& group, c10::Device device,
+                              const ShardOptions& shards,
+                              const DistributedDataParallelOptions& buckets) {
+  auto model = std::make_shared<Model>();
   model->to(device);
-  Handle handle = level ? fully_shard(model, group, {.units = {"*"}, .level = *level})
-                        : Handle(DistributedDataParallel(model, group, {.bucket_bytes = 2000}));
+  ShardOptions options = shards;
+  if (level) options.level = *level;
+  Handle handle = level ? fully_shard(model, group, options)
+                        : Handle(DistributedDataParallel(model, group, buckets));
   torch::optim::SGD sgd(handle.parameters(), 0.1);
   std::optional<c10::Stream> side;
   if (!device.is_cpu())
@@ -80,19 +113,37 @@ Values trained_on_two_streams(const Level& level, const Group& group, c10::Devic
 
 class TwoStreams : public AcceleratorTest, public testing::WithParamInterface<Level> {};
 
-TEST_P(TwoStreams, TrainLikeOne) {
+// Trains a model on two streams of a device in several schedules, and on the CPU.
+template <class Model>
+void expect_two_streams_like_one(const Level& level, const ShardOptions& shards,
+                                 const DistributedDataParallelOptions& buckets) {
   Values expected;
   run_as_threads(ranks, [&](const Group& group) {
-    Values own = trained_on_two_streams(GetParam(), group, c10::kCPU);
+    Values own = trained_on_two_streams<Model>(level, group, c10::kCPU, shards, buckets);
     if (group.is_root()) expected = std::move(own);
   });
   for (std::uint64_t seed = 0; seed < 6; ++seed) {
     Machine::get().set({.seed = seed, .lazy = seed % 2 == 0});
     run_ranks(ranks, [&](const Group& group, c10::Device device) {
-      expect_equal(trained_on_two_streams(GetParam(), group, device), expected);
+      expect_equal(trained_on_two_streams<Model>(level, group, device, shards, buckets), expected);
     });
     expect_no_faults();
   }
+}
+
+TEST_P(TwoStreams, TrainLikeOne) {
+  expect_two_streams_like_one<Branches>(GetParam(), {.units = {"*"}}, {.bucket_bytes = 2000});
+}
+
+TEST_P(TwoStreams, OfSeparateLayersTrainLikeOne) {
+  expect_two_streams_like_one<SeparateBranches>(GetParam(), {}, {});
+}
+
+class TwoStreamsInSmallBuckets : public AcceleratorTest {};
+
+TEST_F(TwoStreamsInSmallBuckets, TrainLikeOne) {
+  expect_two_streams_like_one<SeparateBranches>({}, {},
+                                                {.bucket_bytes = 600, .first_bucket_bytes = 600});
 }
 
 INSTANTIATE_TEST_SUITE_P(OnDevices, TwoStreams, testing::ValuesIn(all_levels), name_of_level);

@@ -3,11 +3,14 @@
 #include <lockstep/parallel/threads/data_parallel.h>
 
 #include "accelerator/small_training.h"
+#include "comm/backend/accelerator.h"
+#include "support/accelerator/device.h"
 #include "support/accelerator/expectations.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -134,6 +137,24 @@ TEST_P(Threads, DrawNumbersThatASeedRepeats) {
     EXPECT_TRUE(again[i].equal(first[i])) << i;
     EXPECT_FALSE(next[i].equal(first[i])) << i;
     for (std::size_t j = 0; j < i; ++j) EXPECT_FALSE(first[i].equal(first[j])) << i << j;
+  }
+}
+
+// All outputs are gathered on the stream that is the caller's current one of the first device.
+TEST_P(Threads, ComputeOnTheStreamsOfTheCaller) {
+  auto model = model_on(device(0), at::kDouble);
+  auto one = model_on(c10::kCPU, at::kDouble);
+  DataParallel dp(model, devices_of_sim(GetParam()), making_models());
+  const auto x = test::values({8, 16}, 1).to(at::kDouble);
+  const at::NoGradGuard no_grad;
+  const c10::Stream side = new_stream(device(0));
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    Machine::get().set({.seed = seed, .lazy = seed % 2 == 0});
+    order(lockstep::current_stream(device(0)), side);
+    const c10::StreamGuard on(side);
+    const at::Tensor outputs =
+        dp.forward([](models::Mlp& own, const at::Tensor& rows) { return own->forward(rows); }, x);
+    test::expect_close_to(outputs.cpu(), one->forward(x), 1e-10, "outputs");
   }
 }
 

@@ -11,6 +11,7 @@
 #include "support/accelerator/expectations.h"
 #include "support/watchdog.h"
 
+#include <ATen/core/grad_mode.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
@@ -68,6 +69,23 @@ Program sharded(const ShardOptions& options, at::ScalarType dtype = at::kFloat) 
     auto handle = fully_shard(model, group, own);
     return train(model, handle, group.rank(), dtype);
   };
+}
+
+// Evaluates between backward() and step(): the device reads the shards after backward().
+Values evaluate_before_steps(Group group, c10::Device device) {
+  auto model = model_on(device);
+  auto handle = fully_shard(model, group, {.units = {"layers.*"}, .offload_to_host = true});
+  torch::optim::SGD sgd(handle.parameters(), torch::optim::SGDOptions(0.1));
+  for (int step = 0; step < steps_of_variant; ++step) {
+    handle.zero_grad();
+    loss_of(model, step * ranks + group.rank()).backward();
+    {
+      const at::NoGradGuard no_grad;
+      static_cast<void>(loss_of(model, 90));
+    }
+    sgd.step();
+  }
+  return on_cpu(handle);
 }
 
 // Two backward() per step, of which the second one exchanges the sum.
@@ -147,6 +165,7 @@ std::vector<Variant> variants() {
   add("ShardKeepsUnits", sharded({.reshard_after_forward = false}));
   add("ShardPrefetchesTwo", sharded({.prefetch = 2}));
   add("ShardAccumulates", &accumulate_sharded);
+  add("ShardEvaluatesOnTheHost", &evaluate_before_steps);
   return all;
 }
 

@@ -55,12 +55,15 @@ TEST_F(Converted, RunsBecomeAnyFormAndComeBack) {
   expect("convert mine all.pt", 0,
          {"all.pt: ", " of the model in ", "from the checkpoint mine/step-00000004\n"});
   expect("convert mine m.safetensors", 0, {"; the optimizer state was left out"});
-  expect("convert mine shards --shard-bytes 1000", 0, {"shards: "});
+  expect("convert mine shards --shard-bytes 300", 0, {"shards: "});
   expect("convert all.pt back.safetensors", 0, {"from a file of torch.save()"});
   expect("convert shards back2.safetensors", 0, {"from a folder of safetensors"});
+  expect("convert shards/model.safetensors.index.json back3.safetensors", 0,
+         {"from shards of safetensors"});
   expect("diff m.safetensors mine/step-00000004/model.safetensors", 0, {"the same"});
   expect("diff back.safetensors m.safetensors", 0, {"the same"});
   expect("diff back2.safetensors m.safetensors", 0, {"the same"});
+  expect("diff back3.safetensors m.safetensors", 0, {"the same"});
   expect("convert all.pt again/step-00000004", 0, {"again/step-00000004: "});
   expect("ls again", 0, {"step-00000004  "});
   expect("verify again", 0, {"whole"});

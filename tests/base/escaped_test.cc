@@ -82,5 +82,14 @@ TEST(VisibleFuzz, AnyBytesFitAndStayAsTheyAreThen) {
   }
 }
 
+TEST(ShellWord, IsQuotedWhereAShellNeedsIt) {
+  EXPECT_EQ(shell_word("out/run-1.b=c"), "out/run-1.b=c");
+  EXPECT_EQ(shell_word(""), "''");
+  EXPECT_EQ(shell_word("my data"), "'my data'");
+  EXPECT_EQ(shell_word("it's $HOME"), "'it'\\''s $HOME'");
+  EXPECT_EQ(shell_word("a;b"), "'a;b'");
+  EXPECT_EQ(shell_word("größe"), "'größe'");
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -32,6 +32,7 @@
 #include <fstream>
 #include <functional>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -209,6 +210,28 @@ TEST_P(Committed, ATrainingThatIsKilledAndResizedEndsAsAnUndisturbedOne) {
 INSTANTIATE_TEST_SUITE_P(Strategies, Committed, testing::Bool(), [](const auto& info) {
   return std::string(info.param ? "fully_shard" : "ddp");
 });
+
+// The commits of a training that ended with an error remain until the agent ends.
+TEST(Commits, OfAnEarlierTrainingOfTheProgramAreNotTakenUp) {
+  SmallAgent agent([] {
+    ElasticState state;
+    Values values;
+    EXPECT_THROW((void)elastic(state,
+                               [&](ElasticState& inner) {
+                                 train_steps(inner, {.steps = 5}, values);
+                                 throw std::runtime_error("an error of the program");
+                               }),
+                 std::runtime_error);
+    EXPECT_TRUE(elastic(state, [&](ElasticState& inner) {
+      EXPECT_EQ(inner.round(), 0);
+      train_steps(inner, {.steps = 3}, values);
+    }));
+    EXPECT_EQ(values.own, 3) << "steps from the beginning";
+    return 0;
+  });
+  agent.begin_round(1);
+  EXPECT_EQ(agent.wait(), (std::vector<int>{0}));
+}
 
 // Each commit belongs to one step: all of its tensors have values of that step.
 TEST(Commits, AKilledRankNeverLeavesHalfAStep) {

@@ -2,6 +2,7 @@
 #include "elastic/round_fence.h"
 
 #include "support/messages.h"
+#include "support/processes.h"
 #include "support/temporary_folder.h"
 
 #include <lockstep/base/error.h>
@@ -10,6 +11,11 @@
 
 #include <filesystem>
 #include <fstream>
+#include <string>
+
+#include <sched.h>
+#include <sys/mount.h>
+#include <unistd.h>
 
 namespace lockstep {
 namespace {
@@ -54,6 +60,40 @@ TEST(RoundFence, OfWhichTheFileIsGoneOrSomethingElseLetsNobodyWrite) {
   std::filesystem::remove(folder / ".round");
   EXPECT_THROW(fence.check(), PeerLost);
   EXPECT_NO_THROW(fence.take()) << "the next round begins anew";
+}
+
+// Mounts a small filesystem that only this process can access. Returns false if mounting is not
+// permitted.
+bool mount_disk_of_a_run(const std::filesystem::path& point) {
+  if (::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+  ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
+  return ::mount("tmpfs", point.c_str(), "tmpfs", 0, "size=64k") == 0;
+}
+
+TEST(RoundFence, IsTakenOnAFullDisk) {
+  const test::TemporaryFolder folder;
+  constexpr int not_allowed = 77;
+  const auto results = test::run_ranks(1, [&](int) {
+    if (!mount_disk_of_a_run(folder.path())) ::_exit(not_allowed);
+    std::filesystem::create_directory(folder / "new");
+    RoundFence ninth(folder.path(), {"run-a", 9}), tenth(folder.path(), {"run-a", 10});
+    RoundFence of_other_run(folder.path(), {"b", 0}), first(folder / "new", {"run-a", 9});
+    ninth.take();
+    {
+      std::ofstream filler(folder / "filler");
+      while (filler << std::string(100, 'x') << std::flush) {
+      }
+    }
+    tenth.take();
+    EXPECT_NO_THROW(tenth.check());
+    EXPECT_THROW(ninth.check(), PeerLost);
+    of_other_run.take();
+    EXPECT_NO_THROW(of_other_run.check()) << "the shorter text has replaced the longer one";
+    EXPECT_THROW(first.take(), SystemError) << "there is no file to overwrite";
+  });
+  if (results[0].exit_code == not_allowed)
+    GTEST_SKIP() << "this process may not mount a small filesystem";
+  EXPECT_TRUE(results[0].ok()) << results[0];
 }
 
 }  // namespace

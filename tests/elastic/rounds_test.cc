@@ -122,6 +122,18 @@ void work(Round& round) {
   }
 }
 
+// Blocks until all ranks of the round have set their flag "at RANK" to the round's number.
+void wait_for_flags(SmallAgent& agent, int ranks, const std::string& training = "") {
+  for (int rank = 0; rank < ranks; ++rank)
+    while (agent.store().try_get("lockstep-round/marks/" + training + "at " +
+                                 std::to_string(rank)) != std::to_string(agent.round()))
+      std::this_thread::sleep_for(2ms);
+}
+
+void set_flag_of_rank(Round& round) {
+  round.set_flag("at " + std::to_string(round.group().rank()), std::to_string(round.number()));
+}
+
 constexpr std::int64_t settled = 10;  // rounds
 
 class InPlace : public testing::TestWithParam<std::string> {};
@@ -143,8 +155,7 @@ TEST_P(InPlace, RoundsGiveBackAllThatTheyTook) {
             EXPECT_LE(last.mappings, first.mappings + own_mappings + (is_gloo ? 12 : 0));
             return;
           }
-          round.set_flag("at " + std::to_string(round.group().rank()),
-                         std::to_string(round.number()));
+          set_flag_of_rank(round);
           work(round);
         });
         return is_done ? 0 : 2;
@@ -152,10 +163,7 @@ TEST_P(InPlace, RoundsGiveBackAllThatTheyTook) {
       {.backend = GetParam()});
   agent.begin_round(2);
   for (std::int64_t round = 0; round < rounds; ++round) {
-    for (const char* rank : {"0", "1"})
-      while (agent.store().try_get(std::string("lockstep-round/marks/at ") + rank) !=
-             std::to_string(round))
-        std::this_thread::sleep_for(2ms);
+    wait_for_flags(agent, 2);
     agent.begin_round(2);
   }
   EXPECT_EQ(agent.wait(), (std::vector<int>{0, 0}));
@@ -172,7 +180,7 @@ TEST(InPlace, SurvivorsOfAKilledWorkerMeetTheOneThatTakesItsPlace) {
       group.all_reduce(ranks).wait();
       EXPECT_EQ(ranks.item<float>(), group.size() * (group.size() - 1) / 2.0);
       if (round.number() == 4) return;
-      round.set_flag("at " + std::to_string(group.rank()), std::to_string(round.number()));
+      set_flag_of_rank(round);
       work(round);
     });
     return 0;
@@ -181,14 +189,73 @@ TEST(InPlace, SurvivorsOfAKilledWorkerMeetTheOneThatTakesItsPlace) {
   const int sizes[] = {3, 2, 5, 1};  // of rounds 1 to 4
   int size = 3;
   for (std::int64_t round = 0; round < 4; ++round) {
-    for (int rank = 0; rank < size; ++rank)
-      while (agent.store().try_get("lockstep-round/marks/at " + std::to_string(rank)) !=
-             std::to_string(round))
-        std::this_thread::sleep_for(2ms);
+    wait_for_flags(agent, size);
     agent.kill(static_cast<int>(round) % size);
     size = sizes[round];
     agent.begin_round(size);
   }
+  EXPECT_EQ(agent.wait(), (std::vector<int>{0}));
+}
+
+TEST(InPlace, AProgramMayTrainSeveralTimesInOneRound) {
+  SmallAgent agent([] {
+    for (int training = 0; training < 3; ++training) {
+      int bodies = 0;
+      EXPECT_TRUE(run_rendezvous_rounds({}, [&](Round& round) {
+        ++bodies;
+        at::Tensor ranks = at::ones({1});
+        round.group().all_reduce(ranks).wait();
+        EXPECT_EQ(ranks.item<float>(), 2);
+      }));
+      EXPECT_EQ(bodies, 1) << training;
+    }
+    return 0;
+  });
+  agent.begin_round(2);
+  EXPECT_EQ(agent.wait(), (std::vector<int>{0, 0}));
+}
+
+// A rank is lost in round 0, during the first training, and one in round 1, during the second. The
+// environment of ranks 1 and 2 still has their places of round 0 then, and the process that is
+// started in round 2 finds the first training finished.
+TEST(InPlace, ALaterTrainingBeginsInTheNewestRound) {
+  SmallAgent agent([] {
+    for (int training = 0; training < 2; ++training) {
+      EXPECT_TRUE(run_rendezvous_rounds({}, [&](Round& round) {
+        EXPECT_EQ(round.group().size(), round.number() == 0 ? 3 : 2);
+        if (round.number() > training) return;
+        set_flag_of_rank(round);
+        work(round);
+      }));
+    }
+    return 0;
+  });
+  agent.begin_round(3);
+  wait_for_flags(agent, 3);
+  agent.kill(0);
+  agent.begin_round(2);
+  wait_for_flags(agent, 2, "call-1/");
+  agent.kill(1);
+  agent.begin_round(2);
+  EXPECT_EQ(agent.wait(), (std::vector<int>{0, 0}));
+}
+
+TEST(InPlace, AProcessWithoutAPlaceIsInNoLaterTraining) {
+  SmallAgent agent([] {
+    const auto train = [] {
+      return run_rendezvous_rounds({}, [](Round& round) {
+        if (round.number() == 1) return;
+        set_flag_of_rank(round);
+        work(round);
+      });
+    };
+    const bool is_done = train();
+    EXPECT_EQ(train(), is_done);
+    return 0;
+  });
+  agent.begin_round(2);
+  wait_for_flags(agent, 2);
+  agent.begin_round(1, "nodes leave");
   EXPECT_EQ(agent.wait(), (std::vector<int>{0}));
 }
 

@@ -4,6 +4,8 @@
 Each run ends with the same bytes in model.safetensors as an undisturbed run. Hosts are network namespaces, and full
 disks are small file systems in memory: the script restarts itself in its own namespaces, if it is allowed to.
 """
+import contextlib
+import json
 import os
 import pathlib
 import re
@@ -55,15 +57,19 @@ def no_room_for_commits(folder):
 def no_room_for_checkpoints(folder):
     """The disk of --out is full until a rank is lost."""
     disk = small_disk(folder / "disk", "4m")
-    filler = disk / "filler"
+    filler, rest = disk / "filler", disk / "rest"
     filler.write_bytes(bytes((4 << 20) - (200 << 10)))
     (folder / "full").symlink_to(disk / "run")
     (disk / "run").mkdir()
     process = start(folder, "full", "--on-save-error", "go-on")
     wait_for_line(process, "No space left|no space left|expected .* free")
+    with rest.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass  # until no block is left
     expect(kill_one(process.process), "no rank could be killed")
     wait_for_line(process, r"round 1: goes on at step")
     filler.unlink()
+    rest.unlink()
     finish_as_calm(folder, "full", process, "a full disk, and a rank killed", r"goes on at step [1-9]")
     expect((disk / "run" / "LATEST").exists(), "no checkpoint once there was room")
 
@@ -91,12 +97,13 @@ class Store:
         self.process = Process(self.words)
 
 
-def host(cluster, number, store, folder, name, lost_after="6s"):
+def host(cluster, number, store, folder, name, *options, lost_after="6s"):
     """An agent with two ranks and its own memory."""
     memory = folder / f"{name}-memory{number}"
-    memory.mkdir()
+    memory.mkdir(exist_ok=True)
     words = [lockstep(), "run", "-n", "2", "--nnodes", "1:2", "--store", store.at, "--secret-file",
-             str(cluster.secret), "--join-timeout", "60s", "--lost-after", lost_after, "--max-restarts", "9"]
+             str(cluster.secret), "--join-timeout", "60s", "--lost-after", lost_after, "--max-restarts", "9",
+             *options]
     return Process(["nsenter", f"--net={cluster.folder}/host{number}", *words, train_program(),
                     *of_run(folder, name)],
                    env=environment(GLOO_SOCKET_IFNAME="eth0", LOCKSTEP_COMMITS=str(memory)))
@@ -119,7 +126,7 @@ def store_cut(cluster, folder):
     for nodes in (1, 2):
         name = f"storecut{nodes}"
         store = Store(cluster, PORT + 7 + nodes, on_host=True)
-        agents = [host(cluster, number, store, folder, name, "3s") for number in range(nodes)]
+        agents = [host(cluster, number, store, folder, name, lost_after="3s") for number in range(nodes)]
         runs.append((name, store, agents))
     for name, _, _ in runs:
         wait_for(folder / name / "step-00000100")
@@ -174,6 +181,33 @@ def link_cut(cluster, folder):
     store.process.kill()
 
 
+def wait_for_step(folder, name, step, seconds=60):
+    metrics = folder / name / "metrics.jsonl"
+    end = time.monotonic() + seconds
+    while True:
+        rows = metrics.read_text().splitlines() if metrics.exists() else []
+        if rows and json.loads(rows[-1])["step"] >= step:
+            return
+        expect(time.monotonic() < end, f"no step {step} in {metrics}")
+        time.sleep(0.02)
+
+
+def node_joins(cluster, folder):
+    """A node joins a run whose hosts have no room for commits: it saves a checkpoint first, and no step is lost."""
+    store = Store(cluster, PORT + 10)
+    for number in (0, 1):
+        small_disk(folder / f"joined-memory{number}", "64k")
+    first = host(cluster, 0, store, folder, "joined", "--last-call", "0s")
+    wait_for_step(folder, "joined", 155)
+    second = host(cluster, 1, store, folder, "joined", "--last-call", "0s")
+    finish_as_calm(folder, "joined", first, "no room for commits, and a node joins",
+                   "this host keeps no state in memory any more", "round 0 ends: nodes join",
+                   r"round 1: goes on at step \d+ of \d+ on 4 ranks", r"lost_steps=0\b")
+    code, output, _ = second.finish(60)
+    expect(code == 0, f"the node that joined: exit code {code}", output)
+    store.process.kill()
+
+
 def main():
     enter_namespace()
     with tempfile.TemporaryDirectory(prefix="lockstep-failures-") as name:
@@ -190,9 +224,11 @@ def main():
             store_cut(cluster, folder)
             host_lost(cluster, folder)
             link_cut(cluster, folder)
+            node_joins(cluster, folder)
         finally:
             end_all()
-            for mounted in (*folder.glob("hosts/host*"), folder / "commits", folder / "disk"):
+            for mounted in (*folder.glob("hosts/host*"), folder / "commits", folder / "disk",
+                            *folder.glob("joined-memory*")):
                 subprocess.run(["umount", "-l", str(mounted)], capture_output=True)
 
 

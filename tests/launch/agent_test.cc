@@ -131,6 +131,19 @@ TEST(Agent, FlightRecordsAreKeptAndNamedOnlyWhenTheRunHasFailed) {
   EXPECT_TRUE(std::filesystem::exists(logs / "flight-rank-0.json"));
 }
 
+TEST(Agent, TheCommandForFlightRecordsIsQuotedForAShell) {
+  const test::TemporaryFolder folder;
+  for (const int ranks : {1, 2}) {
+    WorkerSpec spec = shells(ranks,
+                             "mkdir -p \"$LOCKSTEP_FLIGHT\"; "
+                             "echo {} > \"$LOCKSTEP_FLIGHT/flight-rank-$RANK.json\"; exit 3");
+    spec.log_folder = (folder / "my logs").string() + "/";
+    const std::string records = ranks == 1 ? "flight-rank-0.json'" : "'flight-rank-*.json";
+    test::expect_words(run_agent(spec).error, {"lockstep report hang '" +
+                                               (folder / "my logs/").string() + records + "\n"});
+  }
+}
+
 TEST(Agent, OnlyTheOwnerMayReadTheSecretAndNobodyChangeIt) {
   const Ran ran = run_agent(shells(1, "stat -L -c %a /proc/self/fd/$LOCKSTEP_SECRET_FD"));
   EXPECT_EQ(ran.output, "[rank 0] 400\n");

@@ -70,6 +70,25 @@ TEST(RoundsOfNodes, ARunGoesOnWithoutANodeWhoseAgentWasKilled) {
   EXPECT_EQ(count(ran, "1: 0/2 0") + count(ran, "1: 1/2 0"), 2U);
 }
 
+// The rank that stays fails because of the loss, and its agent may learn of the failure first.
+TEST(RoundsOfNodes, AFailureAfterTheLossOfANodeIsNoRestart) {
+  const test::TemporaryFolder folder;
+  auto specs =
+      elastic_nodes(2, 1, 1,
+                    "[ $LOCKSTEP_ROUND = 1 ] && exit 0; [ $0 = victim ] && { echo $PPID > "
+                    "$1/part; mv $1/part $1/agent; kill -9 $PPID; exec sleep 60; }; " +
+                        until("[ -e $1/agent ]") +
+                        until("! grep -qs '^State:.[^ZX]' /proc/$(cat $1/agent)/status") + "exit 1",
+                    folder);
+  for (std::string& word : specs[1].arguments)
+    if (word == "sh") word = "victim";
+  const auto ran = run_nodes(specs);
+  EXPECT_EQ(ran[1].process.signal, SIGKILL);
+  EXPECT_EQ(ran[0].exit_code, 0) << ran[0].problem << ran[0].error;
+  expect_words(ran[0].error, {"round 0 ends: node ", ") has left: its agent is gone",
+                              "round 1 begins: 1 rank on 1 node, 0 of 0 restarts used\n"});
+}
+
 TEST(RoundsOfNodes, TooFewNodesThatAreLeftAreAFailure) {
   const test::TemporaryFolder folder;
   auto specs = elastic_nodes(2, 2, 1,

@@ -1,14 +1,18 @@
 // Runs with rounds whose store is a separate process: `lockstep store`.
 #include "launch/elastic_nodes.h"
+#include "launch/survivor.h"
 
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <set>
 #include <thread>
 
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <lockstep/store/open.h>
 #include <lockstep/store/secret.h>
 #include <lockstep/store/store_server.h>
 #include "support/cuttable_relay.h"
@@ -18,6 +22,7 @@ namespace lockstep::launch {
 namespace {
 
 using namespace std::chrono_literals;
+using test::contains;
 using test::expect_words;
 
 // The store is separate, so the run does not depend on any particular node.
@@ -226,6 +231,64 @@ TEST_F(RoundsWithAStore, ANodeLeavesWhenItIsAskedToStop) {
   for (const NodeRan& node : ran) codes.insert(node.exit_code);
   EXPECT_EQ(codes, (std::multiset<int>{0, 128 + SIGTERM})) << ran[0].error << ran[1].error;
   EXPECT_EQ(count(ran, "1: 0/1 0"), 1U);
+}
+
+// Returns true if a join request for round 1 offers the worker.
+bool is_offered(Store& store, const std::string& worker) {
+  for (const std::string& key : store.keys("lockstep-run/joins/1/"))
+    if (contains(store.try_get(key).value_or(""), "\"" + worker + "\"")) return true;
+  return false;
+}
+
+constexpr const char* lost_worker = "test/lost-worker";
+
+// In round 0, rank 1 kills its agent. Rank 0 leaves the round, and is killed as soon as its agent
+// has offered it for round 1.
+TEST(RoundsWithAStoreProgram, DISABLED_IsKilledWhileItWaits) {
+  Survivor survivor;
+  if (survivor.round == 1) std::_Exit(0);
+  survivor.survive();
+  survivor.wait_for_survivors();
+  if (survivor.rank() == 1) {
+    ::kill(::getppid(), SIGKILL);
+    std::this_thread::sleep_for(60s);
+  }
+  survivor.leave();
+  while (!is_offered(*survivor.store, survivor.name)) std::this_thread::sleep_for(5ms);
+  survivor.store->set(lost_worker, survivor.name);
+  ::kill(::getpid(), SIGKILL);
+}
+
+// The round needs two nodes, so it begins only when a third agent has come.
+TEST_F(RoundsWithAStore, AWorkerThatIsLostBetweenTwoRoundsIsReplaced) {
+  test::RankProcesses serving(1, [&](int) {
+    const StoreServer serves(server());
+    std::this_thread::sleep_for(60s);
+  });
+  auto nodes = specs(2, 2, "");
+  nodes.push_back(nodes.front());
+  for (WorkerSpec& spec : nodes) {
+    spec.program = "/proc/self/exe";
+    spec.arguments = {"--gtest_filter=RoundsWithAStoreProgram.DISABLED_IsKilledWhileItWaits",
+                      "--gtest_also_run_disabled_tests", "--gtest_brief=1"};
+    spec.environment.erase("GTEST_OUTPUT");
+  }
+  const auto come_later = [&](int agent) {
+    if (agent < 2) return;
+    const auto store = open_store("tcp://" + nodes[2].nodes.store, read_secret_file(secret_), 20s);
+    const std::string worker = store->get(lost_worker, Deadline::after(far_too_long));
+    const Deadline limit = Deadline::after(5s);
+    while (is_offered(*store, worker) && !limit.passed()) std::this_thread::sleep_for(10ms);
+  };
+  const auto ran = run_nodes(nodes, {.before = come_later, .after = {}});
+  int killed = 0;
+  for (const NodeRan& node : ran) {
+    killed += node.process.signal == SIGKILL;
+    if (node.process.signal != 0) continue;
+    EXPECT_EQ(node.exit_code, 0) << node.problem << node.error;
+    expect_words(node.error, {"round 1 begins: 2 ranks on 2 nodes, 0 of 0 restarts used\n"});
+  }
+  EXPECT_EQ(killed, 1);
 }
 
 }  // namespace

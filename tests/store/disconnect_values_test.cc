@@ -78,12 +78,17 @@ TEST(DisconnectValues, AreSaidWhenTheClientLeaves) {
       {"end of a connection", "64 KiB"});
 }
 
+// The client's own child, like a data-loading worker, is still there.
 TEST(DisconnectValues, AreSaidWhenTheClientIsKilled) {
   StoreServer server({.secret = "swordfish"});
   auto reader = client_of(server);
   test::RankProcesses client(1, [&](int) {
     auto store = client_of(server);
     store.set_on_disconnect("gone", "killed");
+    if (::fork() == 0) {
+      ::sleep(7);
+      ::_exit(0);
+    }
     store.set("ready", "");
     ::pause();
   });

@@ -5,8 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <csignal>
 #include <fstream>
+#include <future>
+#include <list>
+#include <thread>
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -64,6 +68,27 @@ TEST(FileStore, ALockThatIsNeverReleasedIsATimeout) {
   ::close(file);
   store.set("key", "value");
   EXPECT_EQ(store.try_get("key"), "value");
+}
+
+// Each child begins while another thread of the parent opens, holds or releases the lock.
+TEST(FileStore, ForkedChildrenDoNotKeepItsLock) {
+  test::TemporaryFolder folder;
+  FileStore store(folder.path(), {.lock_timeout = 500ms});
+  std::atomic<bool> is_over = false;
+  auto writing = std::async(std::launch::async, [&] {
+    while (!is_over) store.set("key", "value");
+  });
+  std::list<test::RankProcesses> children;
+  for (int i = 0; i < 50; ++i) {
+    children.emplace_back(1, [](int) {
+      for (;;) ::pause();
+    });
+    std::this_thread::sleep_for(2ms);
+  }
+  is_over = true;
+  EXPECT_NO_THROW(writing.get());
+  store.set("key", "last");
+  EXPECT_EQ(store.try_get("key"), "last");
 }
 
 TEST(FileStore, AFolderThatCannotBeMadeIsNamed) {

@@ -7,15 +7,20 @@
 #include "support/processes.h"
 #include "support/sanitizers.h"
 #include "support/soon.h"
+#include "support/temporary_folder.h"
 #include "sys/sockets.h"
 
 #include <gtest/gtest.h>
 
+#include <future>
+#include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <poll.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <lockstep/base/error.h>
 
@@ -197,6 +202,31 @@ TEST(StoreServer, RunningOutOfDescriptorsIsSurvived) {
     TcpStore store({.port = server.port(), .secret = "swordfish", .connect_timeout = 20s});
     store.set("key", "value");
   });
+}
+
+// Like a data-loading worker that is still there when its parent ends the server.
+TEST(StoreServer, AForkedChildDoesNotKeepItsSocketsAndItsLog) {
+  test::TemporaryFolder folder;
+  StoreServerOptions options{.secret = "swordfish", .log = folder / "log"};
+  std::optional<StoreServer> server(std::in_place, options);
+  options.port = server->port();
+  TcpStore client({.port = options.port, .secret = "swordfish", .connect_timeout = 20s});
+  auto waiting =
+      std::async(std::launch::async, [&] { return client.get("never", Deadline::after(3s)); });
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const test::RankProcesses child(1, [&](int) {
+    EXPECT_EQ(::write(ends[1], "x", 1), 1);
+    for (;;) ::pause();
+  });
+  char byte = 0;
+  EXPECT_EQ(::read(ends[0], &byte, 1), 1) << "the child has closed its copies";
+  server.reset();
+  EXPECT_THROW(static_cast<void>(waiting.get()), PeerLost);
+  server.emplace(options);
+  EXPECT_TRUE(server->serves());
+  ::close(ends[0]);
+  ::close(ends[1]);
 }
 
 TEST(StoreServer, AddressAndPortAgree) {

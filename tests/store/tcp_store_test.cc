@@ -9,9 +9,11 @@
 #include "support/processes.h"
 #include "support/sockets.h"
 #include "support/soon.h"
+#include "sys/socket_address.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <functional>
@@ -49,6 +51,18 @@ TEST(TcpStore, WithoutASecretOnlyThisHostMayCome) {
   EXPECT_NE(text.find("needs a secret"), std::string::npos) << text;
   StoreServer everywhere({.host = "0.0.0.0", .secret = "swordfish"});
   TcpStore(client_of(everywhere.port())).set("key", "value");
+}
+
+TEST(TcpStore, AServerAtAllAddressesTakesBothKinds) {
+  StoreServer everywhere({.host = sys::all_addresses(), .secret = "swordfish"});
+  TcpStoreOptions options = client_of(everywhere.port());
+  TcpStore four(options);
+  four.set("key", "value");
+  options.host = "::1";
+  const std::vector<std::string> own = sys::own_addresses();
+  if (std::ranges::find(own, options.host) == own.end())
+    GTEST_SKIP() << "the loopback interface has no IPv6 address";
+  EXPECT_EQ(TcpStore(options).get("key", soon()), "value");
 }
 
 TEST(TcpStore, APortInUseIsSaidSo) {

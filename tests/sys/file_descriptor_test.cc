@@ -4,8 +4,10 @@
 
 #include <ctime>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -35,6 +37,47 @@ TEST(WaitForEvents, ALoweredLimitOfOpenFilesNeitherBlindsItNorMakesItSpin) {
     EXPECT_EQ(entries[0].revents, 0);
     later.join();
   });
+}
+
+int open_nothing() { return ::open("/dev/null", O_RDONLY | O_CLOEXEC); }
+
+bool is_open(int number) { return ::fcntl(number, F_GETFD) >= 0; }
+
+TEST(PrivateDescriptor, ForkedChildrenCloseIt) {
+  std::vector<PrivateDescriptor> files;
+  for (int i = 0; i < 100; ++i) files.emplace_back(open_nothing());
+  files.erase(files.begin() + 10, files.begin() + 30);  // moves the files behind them
+  for (int i = 0; i < 10; ++i) files.emplace_back(open_nothing());
+  std::vector<int> numbers;
+  for (const PrivateDescriptor& file : files) numbers.push_back(file.get());
+  test::expect_ranks(1, [&](int) {
+    for (const int number : numbers) EXPECT_FALSE(is_open(number));
+    for (const PrivateDescriptor& copy : files) EXPECT_FALSE(copy);
+    const PrivateDescriptor own(open_nothing());
+    EXPECT_EQ(own.get(), numbers.front()) << "the lowest free number";
+    files.clear();
+    EXPECT_TRUE(is_open(own.get()));
+    test::expect_ranks(1, [&](int) { EXPECT_FALSE(is_open(numbers.front())); });
+  });
+  for (const int number : numbers) EXPECT_TRUE(is_open(number));
+  files.clear();
+  for (const int number : numbers) EXPECT_FALSE(is_open(number));
+}
+
+TEST(PrivateDescriptor, MovesAsAFileDescriptorDoes) {
+  PrivateDescriptor first(open_nothing());
+  const int number = first.get();
+  PrivateDescriptor second(std::move(first));
+  EXPECT_EQ(second.get(), number);
+  PrivateDescriptor third(open_nothing());
+  const int replaced = third.get();
+  third = std::move(second);
+  EXPECT_EQ(third.get(), number);
+  EXPECT_FALSE(is_open(replaced));
+  third.reset();
+  EXPECT_LT(third.get(), 0);
+  EXPECT_FALSE(is_open(number));
+  EXPECT_FALSE(PrivateDescriptor(-1));
 }
 
 }  // namespace

@@ -168,15 +168,6 @@ TEST(CommandLine, TheOnlyTaskIsNotNamed) {
             "unknown option '--heads'; did you mean '--threads'?");
 }
 
-TEST(ResumeCommand, WordsAreQuotedWhereAShellNeedsIt) {
-  EXPECT_EQ(shell_word("out/run-1.b=c"), "out/run-1.b=c");
-  EXPECT_EQ(shell_word(""), "''");
-  EXPECT_EQ(shell_word("my data"), "'my data'");
-  EXPECT_EQ(shell_word("it's $HOME"), "'it'\\''s $HOME'");
-  EXPECT_EQ(shell_word("a;b"), "'a;b'");
-  EXPECT_EQ(shell_word("größe"), "'größe'");
-}
-
 std::string command_of(std::vector<std::string> words) {
   std::unique_ptr<Task> task = make_task("mlp");
   Task* const tasks[] = {task.get()};

@@ -105,8 +105,8 @@ class ElasticState {
   // The group of this round. group() and round() throw InvalidArgument outside of elastic()'s
   // function.
   [[nodiscard]] Group& group();
-  // Number of this round: starts at 0 and grows by at least one with each later call of the
-  // function.
+  // Number of this round of the run: starts at 0 and grows by at least one with each later call of
+  // the function in the same elastic().
   [[nodiscard]] std::int64_t round() const;
 
   // Restores the newest state, either committed in memory or from a checkpoint in `out`.
@@ -132,8 +132,9 @@ class ElasticState {
   [[nodiscard]] std::map<std::string, std::string>& texts();
 
   // Counts a step and commits the current state. Collective: call it after each update. Saves a
-  // checkpoint if one is due. If nodes join or leave, or a rank was lost, throws the exception that
-  // ends the round: let it pass, elastic() catches it.
+  // checkpoint if one is due, or if nodes join and no host keeps the state in memory (only with
+  // save_every). If nodes join or leave, or a rank was lost, throws the exception that ends the
+  // round: let it pass, elastic() catches it.
   void commit();
 
   // Returns the share of the training's time so far that was spent on steps that are in the state,
@@ -156,6 +157,12 @@ class ElasticState {
 // Exceptions of `train` pass through, except PeerLost, Timeout and Aborted of the group under an
 // agent that makes rounds: these start the next round. Throws BadInput and Timeout in the cases of
 // init(), and Timeout if no round follows.
+//
+// A program may call it several times, one after another; each call is a training of its own. It
+// begins with the newest checkpoint in its `out`, or with step 0, and not with the commits of an
+// earlier call. All processes must make the same calls in the same order and with the same
+// ranks_of_a_model, also if a call returns false. In a process that replaces a lost one, calls that
+// the others have finished return true at once.
 bool elastic(ElasticState& state, const std::function<void(ElasticState&)>& train);
 
 }  // namespace lockstep

@@ -146,9 +146,12 @@ bool is_of_others(const fs::path& path) {
 }
 
 Source source_at(const fs::path& path, const SourceOptions& options) {
-  if (fs::exists(path) && !fs::is_directory(path))
+  if (fs::exists(path) && !fs::is_directory(path)) {
+    if (path.native().ends_with(checkpoint::index_end))
+      return of_safetensors(tensor_files_of(path).front(), "shards of safetensors");
     return is_torch_file(path) ? of_torch_file(path, options)
                                : of_safetensors(path, "a safetensors file");
+  }
   if (is_distributed(path)) return of_distributed(path, options);
   if (has_only_pickled_weights(path)) {
     Source source = of_torch_file(path / pickled_weights, options);

@@ -1,5 +1,6 @@
 // lockstep-train: `lockstep train gpt|mnist|mlp`.
 #include "base/environment.h"
+#include "base/escaped.h"
 #include "train/configuration.h"
 #include "train/program.h"
 #include "train/tasks/known.h"
@@ -26,7 +27,7 @@ std::string program_name() {
   std::istringstream folders(environment::text("PATH").value_or(""));
   for (std::string folder; std::getline(folders, folder, ':');)
     if (fs::equivalent(fs::path(folder) / "lockstep", dispatcher, none)) return command;
-  return train::shell_word(dispatcher.string()) + " train";
+  return shell_word(dispatcher.string()) + " train";
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ std::optional<c10::DeviceType> accelerator() { return at::accelerator::getAccele
 int accelerator_count() { return at::accelerator::deviceCount(); }
 
 void make_current(c10::Device device) {
-  if (!device.is_cpu()) at::accelerator::setDeviceIndex(device.index());
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
 }
 
 bool pins_host_memory(c10::DeviceType type) {

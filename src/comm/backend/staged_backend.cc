@@ -62,13 +62,18 @@ void StagedBackend::wait(CallId id) {
     if (backend_->done(output->id)) bring_back(output);
     output = next;
   }
+  for (const auto& [device, end] : brought_back_) end.precede_current();
 }
 
 void StagedBackend::bring_back(std::list<Output>::iterator output) {
   at::NoGradGuard no_grad;
   backend_->wait(output->id);
+  const c10::Device device = output->device.device();
+  const auto last = brought_back_.find(device.index());
+  if (last != brought_back_.end()) last->second.precede_current();
   if (output->after) output->after->precede_current();
   output->device.copy_(output->host, /*non_blocking=*/true);
+  brought_back_.insert_or_assign(device.index(), StreamPoint(device));
   outputs_.erase(output);
 }
 

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 
 namespace lockstep {
@@ -63,6 +64,9 @@ class StagedBackend final : public Backend {
   std::shared_ptr<Backend> backend_;
   Mutex mutex_;
   std::list<Output> outputs_ LOCKSTEP_GUARDED_BY(mutex_);  // in the order of their posts
+  // The end of the last copy back to each device. The next copy, and a later wait() on another
+  // stream, come after it.
+  std::map<c10::DeviceIndex, StreamPoint> brought_back_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 // Returns `backend`, which accepts only host tensors, wrapped with staging if LibTorch has an

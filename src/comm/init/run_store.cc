@@ -12,6 +12,7 @@
 #include "comm/backends/mpi/bootstrap_store.h"
 #include "comm/rendezvous/meeting.h"
 #include "sys/file_descriptor.h"
+#include "sys/socket_address.h"
 #include "sys/sockets.h"
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -77,7 +78,7 @@ StoreServerOptions server_options(const rank_env::RankRendezvous& at, std::strin
   if (at.port == 0) return {.host = at.address.substr(std::string_view("unix:").size())};
   // The host's own name is often a loopback address, so listen on all addresses; the secret keeps
   // others out.
-  return {.host = "0.0.0.0", .port = at.port, .secret = std::move(secret)};
+  return {.host = sys::all_addresses(), .port = at.port, .secret = std::move(secret)};
 }
 
 // Returns the server of this process. A process can listen at an address only once, so a second

@@ -72,6 +72,12 @@ void PeerRegistry::check_processes() const {
 
 void PeerRegistry::leave() const { store_->set(key(formatted("left/{}", rank_)), "1"); }
 
+bool PeerRegistry::have_all_left() const {
+  for (int rank = 0; rank < static_cast<int>(words_.size()); ++rank)
+    if (!store_->try_get(key(formatted("left/{}", rank)))) return false;
+  return true;
+}
+
 void PeerRegistry::await_the_others(Duration timeout) const {
   const auto deadline = Deadline::after(timeout);
   for (int rank = 0; rank < static_cast<int>(words_.size()); ++rank) {

@@ -39,6 +39,8 @@ class PeerRegistry {
   void check_processes() const;
   // Publishes that this rank needs no peer any more.
   void leave() const;
+  // Returns true if all ranks have left. Does not wait.
+  [[nodiscard]] bool have_all_left() const;
   // Blocks until all other ranks have left or their processes have ended, at most `timeout`.
   void await_the_others(Duration timeout) const;
 

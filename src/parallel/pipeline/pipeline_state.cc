@@ -92,16 +92,20 @@ PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
                                          const Tensors& targets, std::int64_t fewest_rows) {
   const int first = ranks_.front(), last = ranks_.back();
   const bool is_first = first == group_.rank(), is_last = last == group_.rank();
-  const pipeline::Batch batch(
-      group_, kind,
-      {is_first ? &inputs : nullptr, is_last && kind != StepKind::forward ? &targets : nullptr,
-       trained(), !requires_gradient_sync(), fewest_rows},
-      schedule_.micro_batches, first, last, options_.timeout);
-  Progress now;
+  Progress now{.part = "the agreement on a batch"};
+  std::optional<pipeline::Batch> batch;
   try {
-    return run(kind, batch, now);
+    batch.emplace(group_, kind,
+                  pipeline::BatchView{is_first ? &inputs : nullptr,
+                                      is_last && kind != StepKind::forward ? &targets : nullptr,
+                                      trained(), !requires_gradient_sync(), fewest_rows},
+                  schedule_.micro_batches, first, last, options_.timeout);
+    now = {};
+    return run(kind, *batch, now);
   } catch (const std::exception& error) {
-    fail(now, error.what());
+    // If all ranks of the pipeline refuse a batch, the pipeline stays usable.
+    const bool is_refusal = !batch && dynamic_cast<const InvalidArgument*>(&error) != nullptr;
+    if (!is_refusal) fail(now, error.what());
     throw;
   } catch (...) {
     fail(now, "an exception that is no std::exception");

@@ -120,6 +120,8 @@ class Unit {
   void wait_for_unshard();
   // Call before an operation uses the parameters of a present unit, on any stream.
   void use() { uses_.add(); }
+  // Call before the shard is written by other code than the unit's.
+  void before_shard_write() { memory_->wait_for_reads(); }
   // Local: frees the whole parameters, for work of the current stream.
   void reshard();
   // Call before the parameters of a present unit are written. If peers read the shard, the call is

@@ -74,6 +74,10 @@ void UnitReducer::accept(int i) {
   gradients(u).accept(number);
   if (--awaited_[static_cast<std::size_t>(u)] > 0) return;
   unsharder_.unit_done(u);
+  // A rank that leaves out a parameter of a unit posts the unit only in post_rest(). If another
+  // rank waited for it before, it would post no more gathers, which the first rank needs.
+  const bool may_wait = options_.find_unused_parameters && options_.level == ShardLevel::full;
+  if (may_wait) return;
   post_ready();
   if (gradients(u).keeps_buffer()) return;
   while (in_flight_.size() > most_in_flight) publish_oldest();

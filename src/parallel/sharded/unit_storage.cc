@@ -261,7 +261,14 @@ std::int64_t UnitStorage::whole_bytes() const {
 at::Tensor UnitStorage::input(std::int64_t /*version*/) {
   if (!is_converted()) return shard_;
   // The unit's version tells whether values were written meanwhile.
-  return own_part().copy_(shard_, /*non_blocking=*/true);
+  at::Tensor part = own_part().copy_(shard_, /*non_blocking=*/true);
+  if (shard_.is_cpu()) read_ = stream_point(part);
+  return part;
+}
+
+void UnitStorage::wait_for_reads() {
+  if (read_ && !read_->is_reached()) read_->wait();
+  read_.reset();
 }
 
 void UnitStorage::write_back() {
@@ -272,6 +279,7 @@ void UnitStorage::write_back() {
     return;
   }
   now = now.to(shard_device());
+  wait_for_reads();
   // Unwritten elements keep their value in the shard's dtype, which has more digits than the dtype
   // of the computation.
   at::Tensor written = now.ne(shard_.to(unit_.compute_dtype()));

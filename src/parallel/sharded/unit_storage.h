@@ -14,6 +14,7 @@
 #pragma once
 
 #include "base/mutex.h"
+#include "comm/backend/accelerator.h"
 #include "sys/mapped_file.h"
 
 #include <lockstep/comm/group.h>
@@ -146,6 +147,8 @@ class UnitStorage {
   // copy of this rank, until release(). Undefined if the whole may be written, or is a copy
   // already.
   [[nodiscard]] virtual at::Tensor take_copy() { return {}; }
+  // Call before the shard is written. Blocks until the device has read a shard in host memory.
+  void wait_for_reads();
   // Call after the whole, or its copy, was written in place: updates the shard from its part.
   virtual void write_back();
   // Call after the shard was written in place.
@@ -178,6 +181,8 @@ class UnitStorage {
   at::Tensor whole_;  // undefined while not present
   const bool in_place_;
   at::Tensor shard_;
+  // The end of the device's last copy of a shard in host memory.
+  std::shared_ptr<const StreamPoint> read_;
 };
 
 }  // namespace lockstep::sharded

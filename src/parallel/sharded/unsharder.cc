@@ -293,14 +293,17 @@ void Unsharder::all_have_read() {
 
 void Unsharder::before_write() {
   Lock lock(mutex_);
-  for (const auto& unit : units_)
+  for (const auto& unit : units_) {
     if (unit->arriving()) unit->wait_for_unshard();
+    unit->before_shard_write();
+  }
   wait_for_readers(std::ranges::any_of(units_, [](const auto& unit) { return unit->present(); }));
 }
 
 void Unsharder::before_slice_write(std::size_t unit) {
   Lock lock(mutex_);
   if (units_[unit]->arriving()) units_[unit]->wait_for_unshard();
+  units_[unit]->before_shard_write();
   wait_for_readers(units_[unit]->present());
   drop_before_write(unit);
 }

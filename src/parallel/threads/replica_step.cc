@@ -20,6 +20,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/module.h>
@@ -202,17 +203,19 @@ std::vector<std::exception_ptr> DeviceTeam::run(const std::function<void(int)>& 
         "DataParallel: made before fork(); its threads are not in the forked child");
   std::vector<std::exception_ptr> problems(devices_.size());
   at::ThreadLocalState state;
+  std::vector<c10::Stream> streams;  // the caller's, of every device: outputs go to the first one
+  for (const ComputeDevice& one : devices_)
+    if (!one.device.is_cpu()) streams.push_back(current_stream(one.device));
   std::latch done(size());
   for (int i = 0; i < size(); ++i) {
     auto& problem = problems[static_cast<std::size_t>(i)];
     const c10::Device device = devices_[static_cast<std::size_t>(i)].device;
-    std::optional<c10::Stream> stream;  // the caller's
-    if (!device.is_cpu()) stream = current_stream(device);
-    queues_[static_cast<std::size_t>(i)]->push([&, i, stream] {
+    queues_[static_cast<std::size_t>(i)]->push([&, i, device] {
       try {
         at::ThreadLocalStateGuard as_caller(state);
-        c10::OptionalStreamGuard on_stream;
-        if (stream) on_stream.reset_stream(*stream);
+        c10::MultiStreamGuard on_streams(streams);
+        c10::OptionalDeviceGuard on_device;
+        if (!device.is_cpu()) on_device.reset_device(device);
         task(i);
       } catch (...) {
         problem = std::current_exception();

@@ -93,6 +93,21 @@ TEST(StagedBackend, MessagesAndPartsOfTheGroup) {
   });
 }
 
+// The later wait() has copied the output back, on another stream.
+TEST(StagedBackend, EachWaitOrdersItsStreamAfterTheCopy) {
+  run_staged(2, [](Group group) {
+    auto tensor = counting(group.rank(), 2);
+    auto first = group.all_reduce(tensor);
+    auto later = group.barrier();
+    {
+      const c10::StreamGuard on(test::new_late_stream());
+      later.wait();
+    }
+    first.wait();
+    EXPECT_EQ(late_value(tensor, 0), 3);
+  });
+}
+
 TEST(StagedBackend, OnlyTheRootOfAReduceIsWritten) {
   run_staged(2, [](Group group) {
     auto tensor = counting(group.rank(), 2);

@@ -58,9 +58,11 @@ TEST(PeerRegistry, MeetWhenAllHaveComeAndPartWhenAllHaveLeft) {
   const PeerRegistry mine(store, "world", 0, 2, "", 10s);
   mine.meet("all", 2, stop, 10s);
   EXPECT_TRUE(has_come);
+  EXPECT_FALSE(mine.have_all_left());
   mine.leave();
   mine.await_the_others(10s);
   EXPECT_TRUE(has_left);
+  EXPECT_TRUE(mine.have_all_left());
 }
 
 TEST(PeerRegistry, AMeetingEndsWhenItIsStopped) {

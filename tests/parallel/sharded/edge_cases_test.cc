@@ -2,11 +2,15 @@
 // error that gives the reason.
 #include "parallel/sharded/pair.h"
 
+#include <lockstep/comm/local.h>
+
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/linear.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <chrono>
 #include <map>
 #include <string>
 #include <thread>
@@ -176,6 +180,27 @@ TEST_P(ShardedEdgeCase, UnusedParametersMayBeAllowed) {
           EXPECT_TRUE(tensor.grad().defined()) << name;
       },
       {.find_unused_parameters = true});
+}
+
+// All ranks use the same units in the same order, but one leaves out a parameter of the last unit.
+TEST_P(ShardedEdgeCase, UnusedParametersMayDifferBetweenRanksThatUseTheSameUnits) {
+  run_as_threads(2, [](const Group& group) {
+    torch::nn::Sequential model;
+    for (int i = 0; i < 6; ++i) model->push_back(torch::nn::Linear(6, 6));
+    test::fill_parameters(*model, 1);
+    Handle handle = fully_shard(model, group,
+                                {.units = {"*"},
+                                 .level = GetParam(),
+                                 .find_unused_parameters = true,
+                                 .timeout = std::chrono::seconds(10)});
+    at::Tensor y = test::values({2, 6}, group.rank());
+    for (int i = 0; i < 5; ++i) y = model[i]->as<torch::nn::Linear>()->forward(y);
+    auto* last = model[5]->as<torch::nn::Linear>();
+    y = group.is_root() ? last->forward(y) : at::linear(y, last->weight);
+    y.sum().backward();
+    for (const Part& part : handle.named_parameters())
+      EXPECT_TRUE(part.tensor.grad().defined()) << part.name;
+  });
 }
 
 TEST_P(ShardedEdgeCase, AnExceptionInForward) {

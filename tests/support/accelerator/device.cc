@@ -24,6 +24,7 @@ namespace lockstep::test::accelerator {
 namespace {
 
 thread_local int current_device = 0;
+thread_local bool has_chosen_device = false;  // for longer than a guard's scope
 thread_local std::array<int, device_count> current_streams{};
 std::array<std::atomic<int>, device_count> streams_given{};
 
@@ -49,6 +50,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     TORCH_CHECK(device.type() == device_type && index_of(device) < device_count,
                 "no such device: ", device);
     current_device = index_of(device);
+    has_chosen_device = true;
   }
   void uncheckedSetDevice(c10::Device device) const noexcept override {
     current_device = index_of(device);
@@ -74,8 +76,15 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return old;
   }
 
-  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
+  // CUDA's guard changes the current device for this and then sets the one before, which makes a
+  // context on device 0 for a thread that has chosen none.
+  void destroyEvent(void* event, c10::DeviceIndex index) const noexcept override {
     const std::unique_ptr<Event> owned(static_cast<Event*>(event));
+    if (!owned || index <= 0 || has_chosen_device) return;
+    auto& machine = Machine::get();
+    machine.reports(machine.lock())
+        .add(Fault::context, "a thread without a current device destroyed an event of device " +
+                                 std::to_string(index));
   }
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex,
               c10::EventFlag) const override {
@@ -209,7 +218,10 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   // If false, backward() does not join the streams of its nodes with the caller's.
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return device_count; }
-  void setCurrentDevice(c10::DeviceIndex index) const override { current_device = index; }
+  void setCurrentDevice(c10::DeviceIndex index) const override {
+    current_device = index;
+    has_chosen_device = true;
+  }
   c10::DeviceIndex getCurrentDevice() const override {
     return static_cast<c10::DeviceIndex>(current_device);
   }

@@ -17,6 +17,7 @@ enum class Fault {
   touch,          // host code accessed device memory, or pinned memory of a copy in flight
   order,          // ranks or devices launch collectives in different orders
   stall,          // a host waits and no stream can go on
+  context,        // a thread without a current device destroyed an event of a device other than 0
 };
 
 struct Report {

@@ -184,7 +184,8 @@ struct ShardOptions {
   // is the optimizer state of the handle's parameters(): slices are CPU tensors. Units are copied
   // to the device when they are gathered. Throws InvalidArgument together with `offload`.
   bool offload_to_host = false;
-  // As in DistributedDataParallelOptions.
+  // As in DistributedDataParallelOptions. At level full, gradients are then reduced at the end of
+  // backward(), and their memory is needed until then.
   bool find_unused_parameters = false;
   bool broadcast_buffers = true;
   std::vector<std::string> ignored = {};

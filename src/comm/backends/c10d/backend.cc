@@ -13,7 +13,15 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <chrono>
+
 namespace lockstep::c10d_backend {
+namespace {
+
+// Time limit for a launch in another thread when the backend is closed.
+constexpr auto longest_launch = std::chrono::seconds(1);
+
+}  // namespace
 
 std::string C10dConnection::objection_to(const at::Tensor& tensor) {
   const auto own = device();
@@ -138,8 +146,9 @@ void C10dBackend::close(std::string_view) noexcept {
     Lock lock(copying_);
     may_copy_ = false;
   }
-  Lock lock(launching_);
   closed_ = true;
+  // A launch may itself wait for a peer, or for room on the device: only the abort ends it.
+  const std::unique_lock lock(launching_, longest_launch);
   connection_->close([this] { return running_ > 0; });
 }
 

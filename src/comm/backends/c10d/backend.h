@@ -21,6 +21,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -111,10 +112,10 @@ class C10dBackend final : public BlockingCollectives {
   int rank_;
   int size_;
   const BackendOptions options_;
-  Mutex launching_;  // held at each launch, and while the backend is being closed
-  bool closed_ LOCKSTEP_GUARDED_BY(launching_) = false;  // nothing may be launched any more
-  std::atomic<int> running_{0};                          // launched and not finished
-  Mutex copying_;                                        // held while outputs are copied
+  std::timed_mutex launching_;        // held at each launch, and while the backend is being closed
+  std::atomic<bool> closed_ = false;  // nothing may be launched any more
+  std::atomic<int> running_{0};       // launched and not finished
+  Mutex copying_;                     // held while outputs are copied
   bool may_copy_ LOCKSTEP_GUARDED_BY(copying_) = true;
   Mutex mutex_;
   std::map<std::pair<ChannelKey, c10::DeviceIndex>, c10::Stream> streams_

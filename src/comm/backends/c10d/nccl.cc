@@ -68,8 +68,9 @@ std::string name_of_gpu(c10::DeviceIndex index) {
 }
 
 // Family: the state that the NCCL groups of one process share: its GPU and the c10d groups. GPUs
-// read each other's memory and ranks drop their groups in any order, so the c10d groups exist until
-// every rank of the world has dropped its last group.
+// read each other's memory and ranks drop their groups in any order, so the c10d groups of a group
+// exist until every rank has dropped it, and those of the world until every rank has dropped its
+// last group.
 class Family {
  public:
   Family(std::shared_ptr<Store> store, int rank, int size, const BackendOptions& options)
@@ -106,6 +107,7 @@ class Family {
 
   // The result is not connected yet.
   [[nodiscard]] Connection make(const std::string& name, int rank, int size) {
+    end_dropped();
     auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
     options->timeout = longest_abort;
     options->group_name = name;
@@ -115,6 +117,20 @@ class Family {
     std::lock_guard lock(mutex_);
     connections_.push_back(connection);
     return connection;
+  }
+
+  // Call when this rank drops a group whose calls are complete. Its c10d groups end when a later
+  // group is made and every rank has dropped this one.
+  void drop(std::shared_ptr<const rendezvous::PeerRegistry> registry,
+            std::vector<Connection> made) noexcept {
+    if (has_failed_) return;
+    try {
+      registry->leave();
+      std::lock_guard lock(mutex_);
+      dropped_.push_back({std::move(registry), std::move(made)});
+    } catch (const std::exception&) {
+      has_failed_ = true;  // without the store, they end with the world
+    }
   }
 
   static void end(const Connection& connection) noexcept {
@@ -127,6 +143,27 @@ class Family {
   void note_failure() { has_failed_ = true; }
 
  private:
+  struct Dropped {
+    std::shared_ptr<const rendezvous::PeerRegistry> registry;
+    std::vector<Connection> made;
+  };
+
+  void end_dropped() {
+    std::vector<Connection> over;
+    {
+      std::lock_guard lock(mutex_);
+      std::erase_if(dropped_, [&](const Dropped& one) {
+        const bool is_over = one.registry->have_all_left();
+        if (is_over) over.insert(over.end(), one.made.begin(), one.made.end());
+        return is_over;
+      });
+      std::erase_if(connections_, [&](const Connection& one) {
+        return std::ranges::find(over, one) != over.end();
+      });
+    }
+    for (const auto& connection : over) end(connection);
+  }
+
   const rendezvous::GracePeriod grace_;
   std::shared_ptr<Store> store_;
   const at::Device device_;
@@ -135,6 +172,7 @@ class Family {
   std::atomic<bool> has_failed_{false};
   std::mutex mutex_;
   std::vector<Connection> connections_;  // guarded by mutex_
+  std::vector<Dropped> dropped_;         // guarded by mutex_
 };
 
 // NCCL executes the operations of one communicator in order, and two ranks that send to each other
@@ -147,6 +185,11 @@ class NcclConnection final : public C10dConnection {
       : family_(std::move(family)), registry_(std::move(registry)), rank_(rank), size_(size) {
     connect_all();
   }
+  ~NcclConnection() override {
+    if (registry_ != family_->world() && !is_closing_) family_->drop(registry_, made_);
+  }
+  NcclConnection(const NcclConnection&) = delete;
+  NcclConnection& operator=(const NcclConnection&) = delete;
 
   [[nodiscard]] std::string_view name() const override { return "nccl"; }
   [[nodiscard]] CallRoute route_of(const PostedCall& call) override;

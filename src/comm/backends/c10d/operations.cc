@@ -71,7 +71,7 @@ template <class Start>
 void C10dBackend::await(const PostedCall& call, Start start) {
   c10::intrusive_ptr<c10d::Work> work;
   const auto route = connection_->route_of(call);
-  Lock lock(launching_);
+  std::unique_lock lock(launching_);
   if (closed_) throw Aborted("the backend is closed");
   connection_->mark_next(static_cast<std::uint32_t>(call.fingerprint));
   work = start(route.group);

@@ -250,6 +250,7 @@ class Member final : public BlockingCollectives,
     const int rank = rank_of(from);
     if (rank == size_) return;
     gone(rank, formatted("of {} was lost: {}", size_, how));
+    lost_.insert(rank);
     // Transfers that have begun may never end.
     for (const auto& operation : std::set(running_)) {
       if (operation->needs(rank)) end(operation, gone_.at(rank));
@@ -335,6 +336,8 @@ class Member final : public BlockingCollectives,
     const auto& operation = awaited.operation;
     const auto& header = arrival.header;
     const int from = rank_of(arrival.from);
+    // A longer content is still at the sender, which cannot send it any more.
+    if (header.tag != 0 && lost_.contains(from)) return end(operation, gone_.at(from));
     if (header.fingerprint != operation->fingerprint() || header.bytes != awaited.memory.size() ||
         header.awaited != operation->bytes_for(from)) {
       progress_.discard(arrival);
@@ -406,7 +409,8 @@ class Member final : public BlockingCollectives,
   std::set<Pointer> running_;  // at most one collective, and one message per direction and rank
   std::map<Key, Arrival> unexpected_;  // not awaited by an operation yet
   std::map<Key, Awaited> awaited_;
-  std::map<int, std::exception_ptr> gone_;
+  std::map<int, std::exception_ptr> gone_;  // ranks that send no more messages, and why
+  std::set<int> lost_;  // those of gone_ whose processes have ended or cannot be reached
 };
 
 }  // namespace

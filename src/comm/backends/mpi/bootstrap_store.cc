@@ -102,8 +102,8 @@ std::shared_ptr<Store> open_mpi_store(Deadline deadline) {
       fingerprint_of(fingerprint("a meeting of everybody"), progress.next_bootstrap());
   if (progress.rank() != 0) return connect(await_invitation(progress, meeting, deadline), deadline);
   auto secret = sys::random_bytes(secret_bytes);
-  auto server =
-      std::make_shared<StoreServer>(StoreServerOptions{.host = "0.0.0.0", .secret = secret});
+  auto server = std::make_shared<StoreServer>(
+      StoreServerOptions{.host = sys::all_addresses(), .secret = secret});
   auto addresses = listed(sys::own_addresses(), " ");
   invite(progress, meeting, formatted("{}{} {}", secret, server->port(), addresses));
   TcpStoreOptions own{.port = server->port(), .secret = secret};

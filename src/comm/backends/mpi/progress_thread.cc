@@ -2,6 +2,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/check.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "comm/backends/mpi/library.h"
@@ -11,6 +12,9 @@
 #include <cstring>
 #include <exception>
 #include <future>
+#include <memory>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -34,6 +38,7 @@ constexpr auto look_every = 10ms;
 constexpr auto end_of_process = 200ms;
 // How long a process waits at its end for ranks that may never reach their end.
 constexpr auto longest_parting = 3s;
+constexpr std::string_view finalized = "the program has called MPI_Finalize()";
 
 }  // namespace
 
@@ -42,6 +47,8 @@ ProgressThread& ProgressThread::open() {
   // child.
   static const std::unique_ptr<ProgressThread, sys::DeleteUnlessCopy> progress(
       std::make_unique<ProgressThread>().release());
+  check_input(!progress->has_ended_,
+              "the backend mpi: {}, and MPI can be initialised only once in a process", finalized);
   return *progress;
 }
 
@@ -61,12 +68,15 @@ ProgressThread::ProgressThread() {
     begun.get_future().get();
   } catch (...) {
     thread_.join();
+    mpi_->forget();
     throw;
   }
 }
 
 void ProgressThread::begin() {
   sys::process_identity().copy(world_.root, sizeof(world_.root) - 1);
+  world_.ending = [](void* self) { static_cast<ProgressThread*>(self)->end_before_mpi(); };
+  world_.context = this;
   if (int code = mpi_->start(&world_); code != 0)
     throw BadInput(formatted("the backend mpi: MPI cannot be initialised: {}", explained(code)));
   watch(0, world_.root);  // it serves the store, in which the ranks find each other's processes
@@ -86,6 +96,19 @@ ProgressThread::~ProgressThread() {
   }
   given_.notify_one();
   thread_.join();
+  mpi_->forget();
+}
+
+void ProgressThread::end_before_mpi() {
+  auto over = std::make_shared<std::promise<void>>();
+  give([this, over] {
+    end_groups(std::string(finalized));
+    leave();
+    broken_ = finalized;
+    has_ended_ = true;
+    over->set_value();
+  });
+  over->get_future().wait();
 }
 
 void ProgressThread::give(std::function<void()> task) {
@@ -117,6 +140,10 @@ void ProgressThread::run() {
     lock.unlock();
     if (!progress) backoff(idle_rounds);
   }
+  leave();
+}
+
+void ProgressThread::leave() {
   try {
     if (broken_.empty()) finalize();
   } catch (const std::exception& error) {
@@ -357,6 +384,10 @@ void ProgressThread::backoff(int idle_rounds) {
 
 void ProgressThread::fail_all(const std::string& why) {
   broken_ = why;
+  end_groups(why);
+}
+
+void ProgressThread::end_groups(const std::string& why) {
   auto handlers = handlers_;
   for (auto& [group, handler] : handlers) handler->lost(-1, why);
 }

@@ -83,8 +83,9 @@ class MessageHandler {
 
 class ProgressThread {
  public:
-  // Returns the progress thread of this process. The first call initialises MPI, and the thread
-  // runs until the process ends. Throws BadInput if there is no MPI implementation.
+  // Returns the progress thread of this process. The first call initialises MPI unless the program
+  // has done so, and the thread runs until the process ends. Throws BadInput if there is no MPI
+  // implementation, or if the program has called MPI_Finalize().
   static ProgressThread& open();
 
   ProgressThread();
@@ -144,6 +145,11 @@ class ProgressThread {
 
   void begin();
   void run();
+  // Called in the program's MPI_Finalize(), by its thread. Fails the groups that still exist, and
+  // waits as the destructor does. The progress thread makes no MPI call afterwards.
+  void end_before_mpi();
+  // Leaves MPI, if it still works, and logs an error.
+  void leave();
   bool run_tasks();
   bool take_headers();
   bool take_finished();
@@ -155,6 +161,8 @@ class ProgressThread {
   void backoff(int idle_rounds);
   // Fails every group, because MPI itself failed or was misused.
   void fail_all(const std::string& why);
+  // Fails every group that exists. Their members discard all further messages.
+  void end_groups(const std::string& why);
   void finalize();
   [[nodiscard]] bool is_everyone_leaving() const;
   void check(int code, const char* what) const;
@@ -170,6 +178,7 @@ class ProgressThread {
   lockstep_mpi_world world_{};
 
   std::atomic<std::uint64_t> bootstraps_ = 0;
+  std::atomic<bool> has_ended_ = false;  // by the program's MPI_Finalize()
   Mutex mutex_;
   std::condition_variable given_;
   std::deque<std::function<void()>> tasks_ LOCKSTEP_GUARDED_BY(mutex_);

@@ -1,11 +1,13 @@
 // The order between a c10d backend's operations and earlier work on a device. The device is the
 // tests' own, and the backend behaves as PyTorch's do: it starts after the current stream.
+#include <lockstep/base/error.h>
 #include <lockstep/comm/c10d.h>
 #include <lockstep/comm/group.h>
 #include <lockstep/store/memory_store.h>
 
 #include "comm/backends/c10d/store_backend.h"
 #include "comm/init/backends.h"
+#include "support/messages.h"
 #include "support/torch/late_device.h"
 
 #include <gtest/gtest.h>
@@ -15,9 +17,12 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <atomic>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -104,6 +109,54 @@ TEST(C10dStreamOrder, DoesNotWaitForWhatIsGivenLater) {
     EXPECT_EQ(test::late_value(all, 1), 2);
     EXPECT_EQ(test::late_value(later, 0), 7);
   });
+}
+
+// Blocks the thread that launches a sum until abort(), as NCCL does while it connects to a peer
+// that does not come.
+class BlockedBackend final : public test::StoreBackend {
+ public:
+  using StoreBackend::StoreBackend;
+
+  const std::string getBackendName() const override { return "blocked"; }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>&,
+                                           const c10d::AllreduceOptions&) override {
+    if (aborted_.get_future().wait_for(30s) != std::future_status::ready)
+      throw std::runtime_error("not aborted");
+    throw std::runtime_error("aborted");
+  }
+  void abort() override {
+    if (!is_aborted_.exchange(true)) aborted_.set_value();
+  }
+
+ private:
+  std::promise<void> aborted_;
+  std::atomic<bool> is_aborted_ = false;
+};
+
+TEST(C10dLaunch, ThatBlocksEndsWhenTheGroupIsAborted) {
+  auto store = std::make_shared<MemoryStore>();
+  std::vector<std::jthread> ranks;
+  for (int number = 0; number < 2; ++number) {
+    ranks.emplace_back([&, number] {
+      const BackendOptions options{
+          .join_timeout = 20s,
+          .c10d = [](const auto& part, int place, int size,
+                     Duration) { return c10::make_intrusive<BlockedBackend>(part, place, size); },
+          .c10d_streams = true,
+          .device = test::late_device()};
+      Group group(make_backend("blocked", store, number, 2, options), "world", 20s);
+      std::jthread aborts([number, group]() mutable {
+        std::this_thread::sleep_for(200ms);
+        if (number == 0) group.abort("enough");
+      });
+      const auto begin = Clock::now();
+      const auto text = test::message_of<Aborted>(
+          [&] { group.all_reduce(test::on_late_device(at::zeros({4}))).synchronize(); });
+      EXPECT_NE(text.find("enough"), std::string::npos) << text;
+      EXPECT_LT(Clock::now() - begin, 10s);
+    });
+  }
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "comm/backends/mpi/plugin/functions.h"
 
 #include <cstring>
+#include <utility>
 
 #include <mpi.h>
 
@@ -10,6 +11,7 @@ static_assert(sizeof(MPI_Request) <= sizeof(lockstep_mpi_request));
 
 MPI_Comm world = MPI_COMM_NULL;  // a separate communicator: its messages match no others
 bool began_here = false;
+lockstep_mpi_world* to_tell = nullptr;  // of the program's MPI_Finalize()
 
 constexpr int needs_all_threads = -1;
 constexpr int has_ended = -2;
@@ -39,6 +41,21 @@ int begin() {
   return code == MPI_SUCCESS && level < MPI_THREAD_MULTIPLE ? needs_all_threads : code;
 }
 
+int at_finalize(MPI_Comm, int, void*, void*) {
+  if (auto* told = std::exchange(to_tell, nullptr)) told->ending(told->context);
+  return MPI_SUCCESS;
+}
+
+// MPI_Finalize() first deletes the attributes of MPI_COMM_SELF, while MPI still works.
+int watch_finalize() {
+  int key = MPI_KEYVAL_INVALID;
+  if (int code = MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, at_finalize, &key, nullptr);
+      code != MPI_SUCCESS)
+    return code;
+  if (int code = MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr); code != MPI_SUCCESS) return code;
+  return MPI_Comm_free_keyval(&key);
+}
+
 int start(lockstep_mpi_world* facts) {
   if (int code = begin(); code != MPI_SUCCESS) return code;
   if (int code = MPI_Comm_dup(MPI_COMM_WORLD, &world); code != MPI_SUCCESS) return code;
@@ -55,6 +72,10 @@ int start(lockstep_mpi_world* facts) {
   std::strncpy(facts->library, version, sizeof(facts->library) - 1);
   facts->library[sizeof(facts->library) - 1] = '\0';
   facts->library[std::strcspn(facts->library, ",\n")] = '\0';
+  if (!began_here) {
+    if (int code = watch_finalize(); code != MPI_SUCCESS) return code;
+    to_tell = facts;
+  }
   return MPI_Bcast(facts->root, sizeof(facts->root), MPI_BYTE, 0, world);
 }
 
@@ -95,6 +116,8 @@ int stop() {
   return began_here ? MPI_Finalize() : MPI_SUCCESS;
 }
 
+void forget() { to_tell = nullptr; }
+
 void describe(int code, char* text, std::size_t bytes) {
   char message[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
@@ -117,6 +140,7 @@ void describe(int code, char* text, std::size_t bytes) {
 
 extern "C" __attribute__((visibility("default"))) const lockstep_mpi_functions* lockstep_mpi_plugin(
     std::uint32_t version) {
-  static const lockstep_mpi_functions functions{start, send, receive, test, cancel, stop, describe};
+  static const lockstep_mpi_functions functions{start,  send, receive, test,
+                                                cancel, stop, forget,  describe};
   return version == lockstep_mpi_version ? &functions : nullptr;
 }
