@@ -146,7 +146,7 @@ MUTANTS = [
      "  if (read_ && !read_->is_reached())", "  if (!MUTANT && read_ && !read_->is_reached())",
      "accelerator", "OnDevices/Variants.*/ShardEvaluatesOnTheHost"),
     ("a queue's thread uses events of another device", "comm/backend/blocking_backend.cc",
-     "  if (launched)\n    make_current(", "  if (MUTANT) {\n  } else if (launched)\n    make_current(",
+     "    if (launched)\n      make_current(", "    if (MUTANT) {\n    } else if (launched)\n      make_current(",
      "accelerator", "Collectives.OfAGroup*"),
     ("a wait is not ordered after the copy of an earlier one", "comm/backend/staged_backend.cc",
      "  for (const auto& [device, end] : brought_back_) end",

@@ -19,18 +19,18 @@ Sampler sampler_for(std::int64_t samples, const LoaderOptions& options) {
   check(options.batch_size >= options.group.size(),
         "loader: expected a batch_size of at least the number of ranks, {}, found {}",
         options.group.size(), options.batch_size);
+  check(!options.drop_last || !options.uneven, "loader: drop_last and uneven cannot both be set");
   return Sampler(samples, {.rank = options.group.rank(),
                            .world = options.group.size(),
                            .seed = options.seed,
                            .shuffle = options.shuffle,
-                           .drop_last = options.drop_last,
-                           .uneven = options.uneven});
+                           // Full batches may end anywhere in the turns of the ranks.
+                           .uneven = options.uneven || options.drop_last});
 }
 
 // Returns the number of global batches.
 std::int64_t batches_of(std::int64_t samples, const LoaderOptions& options) {
-  if (!options.drop_last) return (samples + options.batch_size - 1) / options.batch_size;
-  return samples / options.group.size() * options.group.size() / options.batch_size;
+  return (options.drop_last ? samples : samples + options.batch_size - 1) / options.batch_size;
 }
 
 // Returns the number of batches up to and including the one with this rank's last sample.
@@ -50,6 +50,7 @@ void check_equal(const char* field, std::uint64_t expected, std::uint64_t found)
 LoaderPlan::LoaderPlan(std::int64_t samples, const LoaderOptions& options)
     : sampler_(sampler_for(samples, options)),
       batch_size_(options.batch_size),
+      drop_last_(options.drop_last),
       end_(batches_of(samples, options)),
       batches_(options.uneven ? own_batches(sampler_, options) : end_) {
   check_input(samples != 0, "loader: expected a dataset with samples, found an empty one");
@@ -71,7 +72,7 @@ c10::ArrayRef<std::size_t> LoaderPlan::piece(const std::vector<std::size_t>& ord
                                              std::int64_t batch) const {
   const auto size = static_cast<std::int64_t>(order.size());
   const std::int64_t begin = std::min(first_of(batch), size - 1);
-  const bool is_last = batch + 1 == end_ && !sampler_.options().drop_last;
+  const bool is_last = batch + 1 == end_ && !drop_last_;
   const std::int64_t end = is_last ? size : std::min(first_of(batch + 1), size);
   return c10::ArrayRef(order).slice(static_cast<std::size_t>(begin),
                                     static_cast<std::size_t>(end - begin));
@@ -85,7 +86,7 @@ LoaderState LoaderPlan::state_at(std::int64_t epoch, std::int64_t batches) const
           .samples = sampler_.samples(),
           .global_batch = batch_size_,
           .shuffle = options.shuffle,
-          .drop_last = options.drop_last};
+          .drop_last = drop_last_};
 }
 
 void LoaderPlan::check(const LoaderState& state) const {

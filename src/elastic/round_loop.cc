@@ -276,6 +276,17 @@ void wait_for_more(const RoundClient& rounds, const RoundWatch& watch,
   throw RoundEnded(watch.end());
 }
 
+// A process that replaces a lost one makes all calls of the program again, but the others may have
+// left one of them by an exception.
+void check_same_call(const Group& group, int call) {
+  const auto calls = modules::numbers_of_all(group, {call}, {.tag = "calls of elastic()"});
+  for (std::size_t rank = 0; rank < calls.size(); ++rank)
+    check_input(calls[rank] == call,
+                "elastic(): this process makes call {}, rank {} makes call {}: all processes must "
+                "make the same calls, and none after one that threw",
+                call, rank, calls[rank]);
+}
+
 // Runs one round. If an error on all of its ranks ended the round, returns the error.
 std::exception_ptr be_in_round(const LoopOptions& options, const RoundClient& rounds,
                                const RoundPlace* place, const std::function<void(Round&)>& body,
@@ -296,6 +307,7 @@ std::exception_ptr be_in_round(const LoopOptions& options, const RoundClient& ro
   if (wanted == 1) info.rendezvous.reset();
   Group group = join(info, options.init, rounds);
   watch.watch(group);
+  check_same_call(group, rounds.call());
   times.joined();
   Round round(group, &rounds, &watch, std::exchange(times, {}));
   ScopeExit body_ended([&] { times.lost(); });

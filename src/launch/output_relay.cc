@@ -320,6 +320,9 @@ void RankOutput::begin_log(const LogFile& log) {
   } catch (const SystemError& error) {
     if (!log.append) throw;
     log_error_ = error.error_number();
+  } catch (const BadInput&) {
+    if (!log.append) throw;
+    log_error_ = EINVAL;  // something that is no file is there now
   }
 }
 

@@ -185,6 +185,7 @@ void step_adam(std::vector<torch::optim::OptimizerParamGroup>& groups, StateMap&
                GroupStep step) {
   using State = StateOf<Options>;
   at::NoGradGuard no_grad;
+  check_listed_once(parameters_of(groups), step.optimizer);
   std::vector<std::vector<UpdateEntry>> all;
   for (const auto& group : groups) {
     step.group = static_cast<std::int64_t>(all.size());

@@ -126,6 +126,7 @@ void SGD::update(const ElementTransform& transform) {
   bytes_moved_ = 0;
   GroupStep step{
       .update = update_, .transform = transform, .optimizer = "SGD", .bytes_moved = &bytes_moved_};
+  check_listed_once(parameters_of(param_groups_), step.optimizer);
   std::vector<std::vector<UpdateEntry>> all;
   for (const auto& group : param_groups_) {
     step.group = static_cast<std::int64_t>(all.size());

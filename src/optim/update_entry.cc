@@ -89,7 +89,6 @@ void check_listed_once(std::span<const at::Tensor> parameters, std::string_view 
 
 std::vector<UpdateEntry> make_entries(const std::vector<at::Tensor>& parameters,
                                       const GroupStep& step) {
-  check_listed_once(parameters, step.optimizer);
   std::vector<UpdateEntry> entries;
   std::int64_t place = 0;
   for (std::size_t i = 0; i < parameters.size(); ++i) {

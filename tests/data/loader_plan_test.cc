@@ -47,6 +47,34 @@ TEST(LoaderPlan, SharesOutAmongRanks) {
   }
 }
 
+// The full batches of all ranks together are those of one rank, and a state fits any number of
+// ranks.
+TEST(LoaderPlan, DropLastGivesTheSameBatchesOnAnyNumberOfRanks) {
+  for (const std::int64_t samples : {64, 70, 512})
+    for (const int size : {1, 2, 3, 4, 5}) {
+      const LoaderPlan alone(samples, {.batch_size = 64, .seed = 3, .drop_last = true});
+      const auto whole = alone.order(1);
+      std::vector<std::multiset<std::size_t>> found(static_cast<std::size_t>(alone.batches()));
+      for (const Group& group : local_groups(size)) {
+        const LoaderPlan plan(samples,
+                              {.batch_size = 64, .group = group, .seed = 3, .drop_last = true});
+        ASSERT_EQ(plan.end(), alone.end()) << samples << " samples on " << size << " ranks";
+        ASSERT_EQ(plan.batches(), alone.batches());
+        plan.check(alone.state_at(0, alone.end()));
+        const auto order = plan.order(1);
+        for (std::int64_t batch = 0; batch < plan.batches(); ++batch)
+          for (const std::size_t sample : plan.piece(order, batch))
+            found[static_cast<std::size_t>(batch)].insert(sample);
+      }
+      for (std::int64_t batch = 0; batch < alone.batches(); ++batch) {
+        const auto piece = alone.piece(whole, batch);
+        EXPECT_EQ(found[static_cast<std::size_t>(batch)],
+                  std::multiset<std::size_t>(piece.begin(), piece.end()))
+            << samples << " samples on " << size << " ranks, batch " << batch;
+      }
+    }
+}
+
 // If the batch size is not divisible by the ranks, their shares differ by one. The ranks' batches
 // together equal the batch of one rank.
 TEST(LoaderPlan, AnyRanksShareABatch) {

@@ -4,6 +4,9 @@
 #include "optim/state_tensors.h"
 #include "optim/support.h"
 
+#include <lockstep/optim/adamw.h>
+#include <lockstep/optim/sgd.h>
+
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -113,6 +116,27 @@ TEST(UpdateEntries, AParameterThatIsListedTwiceIsNamed) {
   EXPECT_TRUE(tied.equal(at::ones({3})));
   torch::optim::SGD theirs(std::vector{tied, tied}, torch::optim::SGDOptions(1));
   EXPECT_THROW((void)step_transformed(theirs, {.clip_norm = 1}), InvalidArgument);
+}
+
+// A tied weight in the group of the embedding and in that of the head.
+TEST(UpdateEntries, AParameterInTwoGroupsIsNamed) {
+  at::Tensor other = at::ones({2}).requires_grad_(), tied = at::ones({3}).requires_grad_();
+  for (const at::Tensor& one : {other, tied}) one.mutable_grad() = at::ones_like(one);
+  const auto expect_refused = [&](torch::optim::Optimizer&& optimizer) {
+    try {
+      optimizer.step();
+      ADD_FAILURE() << "expected an error";
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find("parameter 1 of sizes [3] is listed twice"),
+                std::string::npos)
+          << error.what();
+    }
+    EXPECT_TRUE(tied.equal(at::ones({3})));
+  };
+  const std::vector<torch::optim::OptimizerParamGroup> groups{
+      torch::optim::OptimizerParamGroup({other, tied}), torch::optim::OptimizerParamGroup({tied})};
+  expect_refused(SGD(groups, torch::optim::SGDOptions(1)));
+  expect_refused(AdamW(groups));
 }
 
 }  // namespace

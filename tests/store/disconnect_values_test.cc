@@ -5,6 +5,7 @@
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>
 
+#include "base/scope_exit.h"
 #include "support/messages.h"
 #include "support/processes.h"
 #include "support/soon.h"
@@ -85,14 +86,16 @@ TEST(DisconnectValues, AreSaidWhenTheClientIsKilled) {
   test::RankProcesses client(1, [&](int) {
     auto store = client_of(server);
     store.set_on_disconnect("gone", "killed");
-    if (::fork() == 0) {
-      ::sleep(7);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::sleep(20);
       ::_exit(0);
     }
-    store.set("ready", "");
+    store.set("child", std::to_string(child));
     ::pause();
   });
-  reader.wait(std::vector<std::string>{"ready"}, soon());
+  const pid_t child = std::stoi(reader.get("child", soon()));
+  const ScopeExit end_child([&] { ::kill(child, SIGKILL); });
   const auto begin = Clock::now();
   client.kill(0, SIGKILL);
   EXPECT_EQ(reader.get("gone", soon()), "killed");

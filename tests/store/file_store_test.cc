@@ -1,5 +1,6 @@
 #include <lockstep/store/file_store.h>
 
+#include "base/scope_exit.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
 
@@ -78,6 +79,7 @@ TEST(FileStore, ForkedChildrenDoNotKeepItsLock) {
   auto writing = std::async(std::launch::async, [&] {
     while (!is_over) store.set("key", "value");
   });
+  const ScopeExit ends_writing([&] { is_over = true; });
   std::list<test::RankProcesses> children;
   for (int i = 0; i < 50; ++i) {
     children.emplace_back(1, [](int) {

@@ -100,6 +100,7 @@ class LoaderPlan {
 
   Sampler sampler_;
   std::int64_t batch_size_;  // over all ranks
+  bool drop_last_;
   std::int64_t end_;
   std::int64_t batches_;
 };

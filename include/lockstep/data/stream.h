@@ -17,9 +17,8 @@
 // n of all ranks together consists of the batch_size samples from n * batch_size on. The batches of
 // a rank are therefore the same for any number of workers, and the batches of all ranks together
 // are the same for any number of ranks. A loader over an indexed dataset with `shuffle` off gives
-// the same batches, except for repeated samples and, with `drop_last`, for a last batch that is not
-// divisible by the number of ranks. A worker skips the samples of other ranks, so with many ranks
-// the cost depends on skip().
+// the same batches, except for repeated samples. A worker skips the samples of other ranks, so with
+// many ranks the cost depends on skip().
 //
 // The end: all ranks have the same number of batches, although they do not communicate. The samples
 // of an incomplete last batch go to the ranks that own them. The number of all samples is rounded

@@ -153,7 +153,8 @@ class ElasticState {
 
 // Calls `train` once per round, on every rank of its group, until it has returned on all ranks, and
 // then returns true. Returns false if this process is no longer needed, because fewer ranks
-// continue or it was a surplus rank of the last group: exit normally then, without writing results.
+// continue or it was a surplus rank of the last group: exit normally after the last call, without
+// writing results.
 // Exceptions of `train` pass through, except PeerLost, Timeout and Aborted of the group under an
 // agent that makes rounds: these start the next round. Throws BadInput and Timeout in the cases of
 // init(), and Timeout if no round follows.

@@ -107,10 +107,14 @@ void BlockingBackend::carry_out(const std::shared_ptr<Life>& life, BlockingBacke
                                 const std::shared_ptr<Launched>& launched) {
   // A new thread's current device is number 0, whose GPU may be another rank's. An event that the
   // thread queries or destroys, also after this function, would make a context there.
-  if (launched)
-    make_current(launched->end->device());
-  else if (call.after)
-    make_current(call.after->device());
+  try {
+    if (launched)
+      make_current(launched->end->device());
+    else if (call.after)
+      make_current(call.after->device());
+  } catch (const std::exception&) {
+    // The call has the device's error, too.
+  }
   {
     std::shared_lock lock(life->mutex);
     if (life->is_over || backend->calls_->has_failed()) return;

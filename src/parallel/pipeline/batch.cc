@@ -5,6 +5,7 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "global/global_tensor.h"
+#include "parallel/write_watch.h"
 
 #include <lockstep/base/error.h>
 
@@ -115,8 +116,9 @@ std::int64_t call_of(StepKind kind, bool stays_local) {
 void check_same_call(std::span<const BatchInfo> ranks) {
   for (std::size_t rank = 1; rank < ranks.size(); ++rank)
     if (ranks[rank].call != ranks[0].call)
-      throw Mismatch(formatted("pipeline: rank 0 called {} where rank {} called {}",
-                               name_of(ranks[0].call), rank, name_of(ranks[rank].call)));
+      throw parallel::ComparedMismatch(
+          formatted("pipeline: rank 0 called {} where rank {} called {}", name_of(ranks[0].call),
+                    rank, name_of(ranks[rank].call)));
 }
 
 std::uint64_t fingerprint_of_sizes(const Tensors* tensors) {

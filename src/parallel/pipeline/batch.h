@@ -51,8 +51,8 @@ struct BatchView {
 class Batch {
  public:
   // Collective. Every rank contributes its kind of call; those of the first and the last stage also
-  // contribute their numbers of rows. Throws the same error on every rank: Mismatch if the calls
-  // differ, or InvalidArgument if the batch is invalid, after which the group stays usable. Only
+  // contribute their numbers of rows. Throws the same error on every rank: ComparedMismatch if the
+  // calls differ, or InvalidArgument if the batch is invalid; the group then stays usable. Only
   // `fewest_rows` of the first and the last rank is used.
   Batch(Group& group, StepKind kind, BatchView given, int micro_batches, int first_rank,
         int last_rank, std::optional<Duration> timeout);

@@ -6,6 +6,7 @@
 #include "comm/init/backends.h"
 #include "dispatch/key.h"
 #include "dispatch/part.h"
+#include "parallel/write_watch.h"
 
 #include <lockstep/comm/device.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
@@ -38,6 +39,12 @@ Directions directions_between(const std::vector<int>& ranks) {
     directions.insert({ranks[stage], ranks[stage - 1]});
   }
   return directions;
+}
+
+// Returns true if all ranks of the pipeline have refused a batch: the pipeline stays usable.
+bool is_refusal(const std::exception& error) {
+  return dynamic_cast<const InvalidArgument*>(&error) != nullptr ||
+         dynamic_cast<const parallel::ComparedMismatch*>(&error) != nullptr;
 }
 
 std::shared_ptr<PipelineState> finished(std::shared_ptr<PipelineState> state) {
@@ -103,9 +110,7 @@ PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
     now = {};
     return run(kind, *batch, now);
   } catch (const std::exception& error) {
-    // If all ranks of the pipeline refuse a batch, the pipeline stays usable.
-    const bool is_refusal = !batch && dynamic_cast<const InvalidArgument*>(&error) != nullptr;
-    if (!is_refusal) fail(now, error.what());
+    if (batch || !is_refusal(error)) fail(now, error.what());
     throw;
   } catch (...) {
     fail(now, "an exception that is no std::exception");

@@ -261,6 +261,7 @@ std::int64_t UnitStorage::whole_bytes() const {
 at::Tensor UnitStorage::input(std::int64_t /*version*/) {
   if (!is_converted()) return shard_;
   // The unit's version tells whether values were written meanwhile.
+  if (read_) read_->precede(current_stream(unit_.device()));  // so that the last read is the latest
   at::Tensor part = own_part().copy_(shard_, /*non_blocking=*/true);
   if (shard_.is_cpu()) read_ = stream_point(part);
   return part;

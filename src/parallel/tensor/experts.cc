@@ -11,6 +11,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -97,11 +98,16 @@ std::vector<std::int64_t> TokenExchange::runs(std::int64_t tokens) {
   std::int64_t rows = 1, each = 1;
   for (std::size_t i = 0; i + 1 < sizes_.size(); ++i)
     if (i != dim) (i < dim ? rows : each) *= sizes_[i];
+  // Ranks may have different numbers of rows: the missing ones are runs without tokens.
+  const at::Tensor most = at::full({1}, rows, at::kLong);
+  Group group = batch().group;
+  group.all_reduce(most, Op::max, {.tag = "rows of " + name_}).wait();
+  const auto ranges = global::ranges_of(sizes_[dim], cut_.front(), tensors_->size("cp"),
+                                        tensors_->coordinate("cp"));
   std::vector<std::int64_t> runs;
-  for (std::int64_t row = 0; row < rows; ++row)
-    for (const layout::Range& range : global::ranges_of(
-             sizes_[dim], cut_.front(), tensors_->size("cp"), tensors_->coordinate("cp")))
-      runs.push_back(range.length() * each);
+  for (std::int64_t row = 0; row < most.item<std::int64_t>(); ++row)
+    for (const layout::Range& range : ranges)
+      runs.push_back(row < rows ? range.length() * each : 0);
   return runs;
 }
 

@@ -287,6 +287,24 @@ TEST_P(ExpertRefuses, AModelWhoseExpertsAreOnSeveralRanks) {
 INSTANTIATE_TEST_SUITE_P(Backends, ExpertRefuses,
                          testing::Values(std::tuple(BackendKind::local, 2)), backend_test_name);
 
+// The last batch of an epoch has 5 rows: two ranks have 3 and 2 of them. The choices, and the
+// tokens that are dropped, are those of one process.
+TEST(ExpertsAndSequences, RanksMayHaveDifferentNumbersOfRows) {
+  const TokenBatch batch(1, 5, 12);
+  const auto make = [] { return models::Moe(expert_moe(4, 1.0)); };
+  auto plain = made_alike(make, at::kDouble);
+  static_cast<void>(plain->loss(batch.ids, batch.targets));
+  const auto expected = loads_of(plain);
+  EXPECT_GT(expected.front().second, 0);
+  for (const char* axis : {"dp", "ep", "fsdp"})
+    run_group(BackendKind::local, 4, [&](Group world) {
+      auto model = made_alike(make, at::kDouble);
+      auto moe = parallelize(model, Mesh(world, {{axis, 2}, {"cp", 2}}));
+      (void)moe.step({own_rows(moe.data(), batch.ids)}, {own_rows(moe.data(), batch.targets)});
+      EXPECT_EQ(loads_of(model), expected) << axis;
+    });
+}
+
 // Every rank gathers the shards of its experts as often as the other ranks that own them, even
 // without tokens for them. In this test, one rank has only tokens for the first expert, the other
 // rank only tokens for the second.

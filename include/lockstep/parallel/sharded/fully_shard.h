@@ -185,7 +185,8 @@ struct ShardOptions {
   // to the device when they are gathered. Throws InvalidArgument together with `offload`.
   bool offload_to_host = false;
   // As in DistributedDataParallelOptions. At level full, gradients are then reduced at the end of
-  // backward(), and their memory is needed until then.
+  // backward(), and their memory is needed until then. Without it, a parameter that only some ranks
+  // leave out ends the group at its timeout at that level.
   bool find_unused_parameters = false;
   bool broadcast_buffers = true;
   std::vector<std::string> ignored = {};

@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chrono>
+#include <thread>
 
 namespace lockstep::c10d_backend {
 namespace {
@@ -148,7 +149,9 @@ void C10dBackend::close(std::string_view) noexcept {
   }
   closed_ = true;
   // A launch may itself wait for a peer, or for room on the device: only the abort ends it.
-  const std::unique_lock lock(launching_, longest_launch);
+  std::unique_lock lock(launching_, std::defer_lock);
+  for (const auto limit = Deadline::after(longest_launch); !lock.try_lock() && !limit.passed();)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   connection_->close([this] { return running_ > 0; });
 }
 

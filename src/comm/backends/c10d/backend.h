@@ -112,7 +112,7 @@ class C10dBackend final : public BlockingCollectives {
   int rank_;
   int size_;
   const BackendOptions options_;
-  std::timed_mutex launching_;        // held at each launch, and while the backend is being closed
+  std::mutex launching_;  // held at each launch; close() waits for it for a limited time
   std::atomic<bool> closed_ = false;  // nothing may be launched any more
   std::atomic<int> running_{0};       // launched and not finished
   Mutex copying_;                     // held while outputs are copied

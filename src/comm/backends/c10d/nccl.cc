@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -107,7 +108,6 @@ class Family {
 
   // The result is not connected yet.
   [[nodiscard]] Connection make(const std::string& name, int rank, int size) {
-    end_dropped();
     auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
     options->timeout = longest_abort;
     options->group_name = name;
@@ -133,6 +133,30 @@ class Family {
     }
   }
 
+  // Ends the c10d groups of the groups that all ranks have dropped.
+  void end_dropped() {
+    std::vector<Dropped> dropped, kept;
+    {
+      std::lock_guard lock(mutex_);
+      dropped.swap(dropped_);
+    }
+    std::vector<Connection> over;
+    for (Dropped& one : dropped) {
+      if (is_over(*one.registry))
+        over.insert(over.end(), one.made.begin(), one.made.end());
+      else
+        kept.push_back(std::move(one));
+    }
+    {
+      std::lock_guard lock(mutex_);
+      std::ranges::move(kept, std::back_inserter(dropped_));
+      std::erase_if(connections_, [&](const Connection& one) {
+        return std::ranges::find(over, one) != over.end();
+      });
+    }
+    for (const auto& connection : over) end(connection);
+  }
+
   static void end(const Connection& connection) noexcept {
     try {
       connection->abort();
@@ -148,20 +172,13 @@ class Family {
     std::vector<Connection> made;
   };
 
-  void end_dropped() {
-    std::vector<Connection> over;
-    {
-      std::lock_guard lock(mutex_);
-      std::erase_if(dropped_, [&](const Dropped& one) {
-        const bool is_over = one.registry->have_all_left();
-        if (is_over) over.insert(over.end(), one.made.begin(), one.made.end());
-        return is_over;
-      });
-      std::erase_if(connections_, [&](const Connection& one) {
-        return std::ranges::find(over, one) != over.end();
-      });
+  // If the store does not answer, the next call asks again.
+  [[nodiscard]] static bool is_over(const rendezvous::PeerRegistry& registry) {
+    try {
+      return registry.have_all_left();
+    } catch (const std::exception&) {
+      return false;
     }
-    for (const auto& connection : over) end(connection);
   }
 
   const rendezvous::GracePeriod grace_;
@@ -301,6 +318,7 @@ void NcclConnection::close(const std::function<bool()>&) noexcept {
 
 std::shared_ptr<C10dConnection> NcclConnection::make_group(const std::string& name, int rank,
                                                            int size, Duration timeout) {
+  family_->end_dropped();
   auto registry =
       std::make_shared<rendezvous::PeerRegistry>(family_->store(), name, rank, size, "", timeout);
   return std::make_shared<NcclConnection>(family_, std::move(registry), rank, size);

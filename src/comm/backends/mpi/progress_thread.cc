@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "base/scope_exit.h"
 #include "comm/backends/mpi/library.h"
 #include "sys/own_process.h"
 
@@ -102,11 +103,13 @@ ProgressThread::~ProgressThread() {
 void ProgressThread::end_before_mpi() {
   auto over = std::make_shared<std::promise<void>>();
   give([this, over] {
+    const ScopeExit ended([&] {
+      broken_ = finalized;
+      has_ended_ = true;
+      over->set_value();
+    });
     end_groups(std::string(finalized));
     leave();
-    broken_ = finalized;
-    has_ended_ = true;
-    over->set_value();
   });
   over->get_future().wait();
 }
