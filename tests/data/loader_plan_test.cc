@@ -138,6 +138,9 @@ TEST(LoaderPlan, RefusesOptionsThatMakeNoSense) {
       "loader: expected a batch_size of at least the number of ranks, 3, found 2");
   EXPECT_THROW(LoaderPlan(5, {.workers = -1}), InvalidArgument);
   EXPECT_THROW(LoaderPlan(5, {.prefetch = 0}), InvalidArgument);
+  EXPECT_EQ(refusal<InvalidArgument>(
+                [] { LoaderPlan plan(5, {.batch_size = 2, .drop_last = true, .uneven = true}); }),
+            "loader: drop_last and uneven cannot both be set");
 }
 
 TEST(LoaderPlan, ChecksAState) {

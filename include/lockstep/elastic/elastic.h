@@ -154,16 +154,16 @@ class ElasticState {
 // Calls `train` once per round, on every rank of its group, until it has returned on all ranks, and
 // then returns true. Returns false if this process is no longer needed, because fewer ranks
 // continue or it was a surplus rank of the last group: exit normally after the last call, without
-// writing results.
-// Exceptions of `train` pass through, except PeerLost, Timeout and Aborted of the group under an
-// agent that makes rounds: these start the next round. Throws BadInput and Timeout in the cases of
-// init(), and Timeout if no round follows.
+// writing results. Exceptions of `train` pass through, except PeerLost, Timeout and Aborted of the
+// group under an agent that makes rounds: these start the next round. Throws BadInput and Timeout
+// in the cases of init(), and Timeout if no round follows.
 //
 // A program may call it several times, one after another; each call is a training of its own. It
 // begins with the newest checkpoint in its `out`, or with step 0, and not with the commits of an
 // earlier call. All processes must make the same calls in the same order and with the same
-// ranks_of_a_model, also if a call returns false. In a process that replaces a lost one, calls that
-// the others have finished return true at once.
+// ranks_of_a_model, also if a call returns false, and none after a call that threw. Ranks that meet
+// in different calls throw BadInput. In a process that replaces a lost one, calls that the others
+// have finished return true at once.
 bool elastic(ElasticState& state, const std::function<void(ElasticState&)>& train);
 
 }  // namespace lockstep

@@ -70,18 +70,20 @@ void PeerRegistry::check_processes() const {
                              ended.front()));
 }
 
-void PeerRegistry::leave() const { store_->set(key(formatted("left/{}", rank_)), "1"); }
+std::string PeerRegistry::key_of_leaving(int rank) const { return key(formatted("left/{}", rank)); }
+
+void PeerRegistry::leave() const { store_->set(key_of_leaving(rank_), "1"); }
 
 bool PeerRegistry::have_all_left() const {
   for (int rank = 0; rank < static_cast<int>(words_.size()); ++rank)
-    if (!store_->try_get(key(formatted("left/{}", rank)))) return false;
+    if (!store_->try_get(key_of_leaving(rank))) return false;
   return true;
 }
 
 void PeerRegistry::await_the_others(Duration timeout) const {
   const auto deadline = Deadline::after(timeout);
   for (int rank = 0; rank < static_cast<int>(words_.size()); ++rank) {
-    const auto name = key(formatted("left/{}", rank));
+    const auto name = key_of_leaving(rank);
     while (!deadline.passed() && !store_->try_get(name)) {
       if (processes_.has_ended(rank)) break;
       std::this_thread::sleep_for(longest_pause);

@@ -46,6 +46,7 @@ class PeerRegistry {
 
  private:
   [[nodiscard]] std::string key(std::string_view name) const;
+  [[nodiscard]] std::string key_of_leaving(int rank) const;
 
   std::shared_ptr<Store> store_;
   std::string group_;
