@@ -90,6 +90,25 @@ expect(report_of(absent), 1, "failed: release: comm")
 for none in (results(), None):
     expect(report_of(entries_of(ctest(comm=("run", "")), {"comm": none})), 1, "comm (it ran no case)")
 
+# The second try has only the entries that failed, also if ctest itself accepted them: here a program that should have left
+# results of its cases.
+with tempfile.TemporaryDirectory() as folder:
+    run_tests.ROOT = pathlib.Path(folder)
+    build = run_tests.ROOT / "build/release"
+    build.mkdir(parents=True)
+    (run_tests.ROOT / "tests").mkdir()
+    (run_tests.ROOT / "tests/about_time.txt").write_text("")
+    (build / "CTestTestfile.cmake").write_text(f"""
+add_test(good "true")
+add_test(a+b "true")
+set_tests_properties(a+b PROPERTIES ENVIRONMENT "GTEST_OUTPUT=xml:{build}/results/a+b.xml")
+""")
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        code = run_tests.test([("release", "")])
+    assert code == 1 and "failed: release: a+b (it ran no case)" in text.getvalue(), text.getvalue()
+    assert text.getvalue().count(": good .") == 1 and text.getvalue().count(": a+b .") == 2, text.getvalue()
+    run_tests.ROOT = ROOT
+
 # From a program's output, the failed cases and a case that never ended are shown; without cases,
 # the end of the output.
 printed = """[ RUN      ] A.one
