@@ -13,10 +13,15 @@ PEERS = SOURCE / "bench" / "peers"
 
 
 def find_python(given):
-    """Returns `given`, else LOCKSTEP_PYTHON, else the source tree's Python. Running it shows whether it has torch."""
-    python = given or os.environ.get("LOCKSTEP_PYTHON") or SOURCE / ".venv/bin/python"
-    if not pathlib.Path(python).exists():
-        raise Failed(f"no Python at {python}: name one that has torch by --python or LOCKSTEP_PYTHON")
+    """Returns `given`, else LOCKSTEP_PYTHON (empty: none), else the source tree's Python if it has torch. Only
+    running it shows whether a named one has.
+    """
+    python = given or os.environ.get("LOCKSTEP_PYTHON")
+    if python is None and any((SOURCE / ".venv/lib").glob("*/site-packages/torch/version.py")):
+        python = SOURCE / ".venv/bin/python"
+    if not python or not pathlib.Path(python).exists():
+        place = f" at {python}" if python else " with torch"
+        raise Failed(f"no Python{place}: name one that has torch by --python or LOCKSTEP_PYTHON")
     return str(python)
 
 

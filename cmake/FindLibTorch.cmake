@@ -1,30 +1,43 @@
 # FindLibTorch: the targets LibTorch::LibTorch and, when that build has CUDA, LibTorch::CUDA.
 #
-# LibTorch is looked for, first that holds: LibTorch_ROOT (variable or environment: a folder with include/ and lib/),
-# Torch_DIR (.../share/cmake/Torch), CMAKE_PREFIX_PATH, the Python named by LibTorch_PYTHON, the active virtual
-# environment, python3 on PATH. Unlike TorchConfig.cmake it works with a CUDA wheel where no CUDA toolkit is installed:
-# no kernel is compiled here, CUDA's libraries only have to be loaded.
+# LibTorch is looked for, first that holds: the Python named by LibTorch_PYTHON (an error if it has no torch), LibTorch_ROOT
+# (variable or environment: a folder with include/ and lib/), Torch_DIR (.../share/cmake/Torch), CMAKE_PREFIX_PATH (a folder
+# of these may be torch.utils.cmake_prefix_path), LibTorch_FALLBACK (set by an installed Lockstep: the folder that it was
+# built with), the active virtual environment, python3 on PATH. LibTorch_PYTHON comes first because `./dev` leaves its
+# LibTorch_ROOT in the cache. If one of these variables changes, a later configuration looks again. Unlike
+# TorchConfig.cmake it works with a CUDA wheel where no CUDA toolkit is installed: no kernel is compiled here, CUDA's
+# libraries only have to be loaded.
 #
 # Sets LibTorch_FOUND, LibTorch_VERSION, LibTorch_ROOT_DIR, LibTorch_HAS_CUDA.
 include(FindPackageHandleStandardArgs)
 
 set(_libtorch_probe include/torch/csrc/api/include/torch/torch.h)
 
-function(_libtorch_from_python result)
-  foreach(python IN ITEMS "${LibTorch_PYTHON}" "$ENV{VIRTUAL_ENV}/bin/python" python3)
-    if(python STREQUAL "" OR python STREQUAL "/bin/python")
-      continue()
-    endif()
+# Sets LibTorch_ROOT_DIR in the cache to the folder of the first of these Pythons that has torch.
+function(_libtorch_from_pythons)
+  foreach(python IN LISTS ARGN)
     execute_process(
       COMMAND "${python}" -c
         "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
       OUTPUT_VARIABLE folder OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE status)
     if(status EQUAL 0 AND EXISTS "${folder}/${_libtorch_probe}")
-      set(${result} "${folder}" PARENT_SCOPE)
+      set(LibTorch_ROOT_DIR "${folder}" CACHE PATH "LibTorch's folder" FORCE)
       return()
     endif()
   endforeach()
 endfunction()
+
+# What an earlier configuration has found is forgotten if it was asked for something else. The environment does not count: a
+# build that configures again may have another.
+if(NOT TARGET LibTorch::LibTorch)
+  set(_libtorch_asked "${LibTorch_PYTHON}|${LibTorch_ROOT}|${Torch_DIR}|${CMAKE_PREFIX_PATH}|${LibTorch_FALLBACK}")
+  if(DEFINED CACHE{LibTorch_ASKED} AND NOT _libtorch_asked STREQUAL LibTorch_ASKED)
+    foreach(_libtorch_name IN ITEMS ROOT_DIR torch_cpu_LIBRARY c10_LIBRARY torch_cuda_LIBRARY c10_cuda_LIBRARY)
+      unset(LibTorch_${_libtorch_name} CACHE)
+    endforeach()
+  endif()
+  set(LibTorch_ASKED "${_libtorch_asked}" CACHE INTERNAL "")
+endif()
 
 set(_libtorch_hints ${LibTorch_ROOT} $ENV{LibTorch_ROOT})
 foreach(_libtorch_config IN ITEMS "${Torch_DIR}" "$ENV{Torch_DIR}")
@@ -33,16 +46,22 @@ foreach(_libtorch_config IN ITEMS "${Torch_DIR}" "$ENV{Torch_DIR}")
     list(APPEND _libtorch_hints "${_libtorch_folder}")
   endif()
 endforeach()
-string(REPLACE ":" ";" _libtorch_environment_path "$ENV{CMAKE_PREFIX_PATH}")
-find_path(LibTorch_ROOT_DIR NAMES ${_libtorch_probe}
-  HINTS ${_libtorch_hints}
-  PATHS ${CMAKE_PREFIX_PATH} ${_libtorch_environment_path}
-  PATH_SUFFIXES torch libtorch NO_DEFAULT_PATH)
-if(NOT LibTorch_ROOT_DIR)
-  _libtorch_from_python(_libtorch_folder_of_python)
-  if(_libtorch_folder_of_python)
-    set(LibTorch_ROOT_DIR "${_libtorch_folder_of_python}" CACHE PATH "LibTorch's folder" FORCE)
+string(REPLACE ":" ";" _libtorch_prefixes "$ENV{CMAKE_PREFIX_PATH}")
+list(PREPEND _libtorch_prefixes ${CMAKE_PREFIX_PATH})
+list(TRANSFORM _libtorch_prefixes REPLACE "/share/cmake/?$" "")
+set(_libtorch_pythons "${LibTorch_PYTHON}")
+if(NOT LibTorch_PYTHON)
+  find_path(LibTorch_ROOT_DIR NAMES ${_libtorch_probe}
+    HINTS ${_libtorch_hints}
+    PATHS ${_libtorch_prefixes} ${LibTorch_FALLBACK}
+    PATH_SUFFIXES torch libtorch NO_DEFAULT_PATH)
+  set(_libtorch_pythons python3)
+  if(NOT "$ENV{VIRTUAL_ENV}" STREQUAL "")
+    list(PREPEND _libtorch_pythons "$ENV{VIRTUAL_ENV}/bin/python")
   endif()
+endif()
+if(NOT LibTorch_ROOT_DIR)
+  _libtorch_from_pythons(${_libtorch_pythons})
 endif()
 
 foreach(_libtorch_name IN ITEMS torch_cpu c10 torch_cuda c10_cuda)
@@ -52,6 +71,8 @@ endforeach()
 
 foreach(_libtorch_header IN ITEMS torch/headeronly/version.h torch/csrc/api/include/torch/version.h)
   if(NOT LibTorch_VERSION AND EXISTS "${LibTorch_ROOT_DIR}/include/${_libtorch_header}")
+    # An upgrade in place configures again.
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${LibTorch_ROOT_DIR}/include/${_libtorch_header}")
     file(STRINGS "${LibTorch_ROOT_DIR}/include/${_libtorch_header}" _libtorch_lines
       REGEX "^#define TORCH_VERSION_(MAJOR|MINOR|PATCH) [0-9]+")
     string(REGEX REPLACE "[^0-9;]" "" _libtorch_lines "${_libtorch_lines}")

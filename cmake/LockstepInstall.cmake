@@ -27,6 +27,11 @@ install(FILES "${PROJECT_BINARY_DIR}/lockstep-config.cmake" "${PROJECT_BINARY_DI
 # What pkg-config reads: `lockstep`, the shared library, and `lockstep-static`, where each library stands before those that it
 # uses.
 if(LOCKSTEP_LIBTORCH)
+  # Relative to the file itself, so that an installed folder can be moved; LIBDIR may have several parts, or be absolute.
+  set(_lockstep_pc_folder "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig")
+  file(RELATIVE_PATH LOCKSTEP_PC_PREFIX "${_lockstep_pc_folder}" "${CMAKE_INSTALL_PREFIX}")
+  file(RELATIVE_PATH LOCKSTEP_PC_INCLUDES "${_lockstep_pc_folder}" "${CMAKE_INSTALL_FULL_INCLUDEDIR}")
+  string(REPLACE " " "\\ " LOCKSTEP_PC_TORCH "${LibTorch_ROOT_DIR}")
   list(REVERSE LOCKSTEP_LAYERS)
   list(TRANSFORM LOCKSTEP_LAYERS PREPEND "-l" OUTPUT_VARIABLE LOCKSTEP_PC_LIBRARIES)
   list(REVERSE LOCKSTEP_LAYERS)

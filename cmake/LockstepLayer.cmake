@@ -33,6 +33,9 @@ set(LOCKSTEP_LAYERS "" CACHE INTERNAL "")
 set(LOCKSTEP_PRIVATE_LIBRARIES "" CACHE INTERNAL "")   # what layers link that their users need not know
 set(LOCKSTEP_PROGRAM_TARGETS "" CACHE INTERNAL "")
 
+# How an installed program names the folder of the libraries: LIBDIR may have several parts, or be absolute.
+file(RELATIVE_PATH LOCKSTEP_LIBRARIES_FROM_PROGRAMS "${CMAKE_INSTALL_FULL_BINDIR}" "${CMAKE_INSTALL_FULL_LIBDIR}")
+
 # lockstep_precompiled(TARGET): TARGET reuses the one precompiled LibTorch header.
 function(lockstep_precompiled target)
   if(NOT TARGET lockstep_precompiled_header)
@@ -69,7 +72,12 @@ function(lockstep_sources variable root pattern)
     endif()
   endforeach()
   foreach(each IN LISTS arg_EXCEPT)
-    list(FILTER sources EXCLUDE REGEX "^${root}/${each}(/|$)")
+    foreach(source IN LISTS sources)
+      string(FIND "${source}/" "${root}/${each}/" at)   # no regular expression: ROOT may have its characters
+      if(at EQUAL 0)
+        list(REMOVE_ITEM sources "${source}")
+      endif()
+    endforeach()
   endforeach()
   set(${variable} "${sources}" PARENT_SCOPE)
 endfunction()
@@ -121,6 +129,6 @@ function(lockstep_program name)
     lockstep_precompiled(${name})
     # Where an installed program finds LibTorch: where this build found it, or beside the program when both were moved.
     set_target_properties(${name} PROPERTIES
-      INSTALL_RPATH "${LibTorch_ROOT_DIR}/lib;$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+      INSTALL_RPATH "${LibTorch_ROOT_DIR}/lib;$ORIGIN/${LOCKSTEP_LIBRARIES_FROM_PROGRAMS}")
   endif()
 endfunction()

@@ -18,12 +18,13 @@ foreach(implementation IN ITEMS openmpi mpich)
   target_compile_definitions(lockstep_with_${implementation} INTERFACE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
   add_library(lockstep_mpi_${implementation} MODULE src/comm/backends/mpi/plugin/functions.cc)
   target_link_libraries(lockstep_mpi_${implementation} PRIVATE lockstep_with_${implementation})
+  # The installed plug-in finds the MPI that this build found, also outside of the linker's folders.
   set_target_properties(lockstep_mpi_${implementation} PROPERTIES PREFIX "" CXX_VISIBILITY_PRESET hidden
-    LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
+    LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib" INSTALL_RPATH_USE_LINK_PATH TRUE)
   install(TARGETS lockstep_mpi_${implementation} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}/lockstep")
   add_dependencies(lockstep_comm lockstep_mpi_${implementation})
 endforeach()
 list(JOIN LOCKSTEP_MPI_IMPLEMENTATIONS ", " _lockstep_mpi_found)
 message(STATUS "MPI: ${_lockstep_mpi_found}")
 set_source_files_properties(src/comm/backends/mpi/library.cc PROPERTIES COMPILE_DEFINITIONS
-  "LOCKSTEP_MPI_BUILD_FOLDER=\"${PROJECT_BINARY_DIR}/lib\";LOCKSTEP_MPI_INSTALL_FOLDER=\"${CMAKE_INSTALL_FULL_LIBDIR}/lockstep\"")
+  "LOCKSTEP_MPI_BUILD_FOLDER=\"${PROJECT_BINARY_DIR}/lib\";LOCKSTEP_MPI_INSTALL_FOLDER=\"${CMAKE_INSTALL_FULL_LIBDIR}/lockstep\";LOCKSTEP_MPI_FROM_PROGRAMS=\"${LOCKSTEP_LIBRARIES_FROM_PROGRAMS}/lockstep\"")

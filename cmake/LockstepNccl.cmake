@@ -15,9 +15,14 @@ foreach(_nccl_toolkit IN ITEMS "${CUDAToolkit_ROOT}" "$ENV{CUDA_HOME}" "$ENV{CUD
   endif()
 endforeach()
 
+# The folders that an earlier configuration has found are forgotten with its LibTorch.
+set(_nccl_asked "${LibTorch_ROOT_DIR}|${CUDAToolkit_ROOT}")
 set(_nccl_missing "")
 foreach(_nccl_header IN ITEMS cuda_runtime_api.h crt/host_config.h nv/target cublas_v2.h cusparse.h cusolverDn.h nccl.h)
   string(MAKE_C_IDENTIFIER "LOCKSTEP_FOLDER_OF_${_nccl_header}" _nccl_folder)
+  if(DEFINED CACHE{LOCKSTEP_NCCL_ASKED} AND NOT _nccl_asked STREQUAL LOCKSTEP_NCCL_ASKED)
+    unset(${_nccl_folder} CACHE)
+  endif()
   find_path(${_nccl_folder} "${_nccl_header}" HINTS ${_nccl_folders})
   mark_as_advanced(${_nccl_folder})
   if(${_nccl_folder})
@@ -26,6 +31,7 @@ foreach(_nccl_header IN ITEMS cuda_runtime_api.h crt/host_config.h nv/target cub
     list(APPEND _nccl_missing "${_nccl_header}")
   endif()
 endforeach()
+set(LOCKSTEP_NCCL_ASKED "${_nccl_asked}" CACHE INTERNAL "")
 list(REMOVE_DUPLICATES LOCKSTEP_NCCL_OPTIONS)
 
 if(_nccl_missing)

@@ -11,18 +11,19 @@ default_compiler() {
   echo g++
 }
 
-# A folder that was configured with another compiler or other presets is recreated.
+# A folder that was configured elsewhere, or with another compiler, LibTorch or other presets, is recreated.
 configure_preset() {
   local preset="$1"
-  local compiler="${compiler:-$(default_compiler)}" folder="build/$preset" made_with
-  made_with="$compiler $(cksum <CMakePresets.json)"
+  local compiler="${compiler:-$(default_compiler)}" folder="build/$preset" libtorch made_with
+  libtorch="$(libtorch_folder)"
+  made_with="$compiler $PWD $libtorch $(cksum <CMakePresets.json)"
   if [ "$made_with" != "$(cat "$folder/made_with" 2>/dev/null)" ]; then
     rm -rf "$folder"
   fi
   if [ ! -f "$folder/build.ninja" ]; then
     mkdir -p "$folder" && echo "$made_with" >"$folder/made_with"
     cmake --preset "$preset" -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_CXX_COMPILER_LAUNCHER=ccache \
-      -DLibTorch_ROOT="$(libtorch_folder)" >"$folder/configure.log" 2>&1 ||
+      -DLibTorch_ROOT="$libtorch" >"$folder/configure.log" 2>&1 ||
       { tail -40 "$folder/configure.log" >&2; rm -f "$folder/build.ninja"; fail "cmake failed; all of it is in $folder/configure.log"; }
   fi
 }

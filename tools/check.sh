@@ -2,9 +2,9 @@
 
 # Options of the sanitizers. Some tests fork ranks while a server's threads run, and the children start their own threads,
 # which ThreadSanitizer refuses by default. At exit, ThreadSanitizer waits a second for running threads by default; a
-# twentieth of that is enough.
+# twentieth of that is enough. Without quotes, a path would end at a space.
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1
-export TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:atexit_sleep_ms=50:suppressions=$PWD/tests/tsan_suppressions.txt
+export TSAN_OPTIONS="halt_on_error=1:die_after_fork=0:atexit_sleep_ms=50:suppressions='$PWD/tests/tsan_suppressions.txt'"
 
 # Test programs that run under a sanitizer only in `./dev test --all` and in a soak, so that CI stays below an hour on two
 # cores. LibTorch is not instrumented, so errors inside it are not detected.
@@ -62,7 +62,16 @@ run_tests() {
   fi
 }
 
-sources() { git ls-files --cached --others --exclude-standard -- '*.h' '*.cc'; }
+# Exits with git's reason if git cannot list the sources here.
+need_git() { local why; why="$(git rev-parse --git-dir 2>&1)" || fail "$1: ${why%%$'\n'*}"; }
+
+# Prints the sources that git tracks or would track, each with a 0 byte at its end. A tracked source may have been removed.
+sources() {
+  local name
+  git ls-files -z --cached --others --exclude-standard --deduplicate -- '*.h' '*.cc' | while IFS= read -r -d '' name; do
+    if [ -f "$name" ]; then printf '%s\0' "$name"; fi
+  done
+}
 
 # clang-format or clang-tidy of the version that checks this project; installed at first use.
 clang_tool() {
@@ -72,18 +81,21 @@ clang_tool() {
 }
 
 format_sources() {
-  local tool; tool="$(clang_tool clang-format)"
-  if [ "${1:-}" = --check ]; then
-    sources | xargs "$tool" --dry-run --Werror
-  else
-    sources | xargs "$tool" -i
-  fi
+  local how=(-i) tool
+  case "$*" in
+    '') ;;
+    --check) how=(--dry-run --Werror) ;;
+    *) fail "fmt: unknown option '$*' (--check)" ;;
+  esac
+  need_git fmt
+  tool="$(clang_tool clang-format)"
+  sources | xargs -0 -r "$tool" "${how[@]}"
 }
 
-# Prints the sources that differ from the main branch, committed or not.
+# Prints the sources that differ from the main branch, committed or not, each with a 0 byte at its end.
 changed_sources() {
   local base; base="$(git merge-base HEAD main 2>/dev/null || git merge-base HEAD origin/main 2>/dev/null || git rev-parse HEAD)"
-  { git diff --name-only --diff-filter=d "$base" -- 'src/*.cc'; git ls-files --others --exclude-standard -- 'src/*.cc'; } | sort -u
+  { git diff -z --name-only --diff-filter=d "$base" -- 'src/*.cc'; git ls-files -z --others --exclude-standard -- 'src/*.cc'; } | sort -zu
 }
 
 # Builds the prerequisites for compiling units of a preset; links nothing.
@@ -95,11 +107,16 @@ build_precompiled_headers() {
 
 lint_sources() {
   local name
+  case "$*" in
+    '') ;;
+    --quick) need_git "lint --quick" ;;
+    *) fail "lint: unknown option '$*' (--quick)" ;;
+  esac
   for name in layers shape links snippets words public_headers mutants paths; do python3 "tools/lint/$name.py"; done
   ensure_ready
   local tool; tool="$(clang_tool clang-tidy)"
   if [ "${1:-}" = --quick ]; then
-    local changed; mapfile -t changed < <(changed_sources)
+    local changed; mapfile -d '' -t changed < <(changed_sources)
     build_preset debug lockstep_precompiled_header
     if [ ${#changed[@]} -gt 0 ]; then python3 tools/lint/tidy.py "$tool" build/debug "${changed[@]}"; fi
     return
@@ -195,6 +212,7 @@ waits() {
 # Repeats tests that depend on time and on failures, to find defects that show once in a hundred runs.
 soak() {
   local minutes="${1:-10}"
+  if [ $# -gt 1 ] || ! [[ "$minutes" =~ ^[0-9]+(\.[0-9]+)?$ ]]; then fail "soak: expected MINUTES, found '$*'"; fi
   ensure_ready
   build_preset release
   local sanitized=() soaked others=() names

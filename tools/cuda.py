@@ -5,7 +5,8 @@
 
 Compiles against LIBTORCH and each other version that CMake accepts. Nothing is linked or run. FOLDER keeps the headers, which
 pip downloads once: 0.3 GiB of NVIDIA's packages and 0.1 GiB for each version of LibTorch, whose wheels for the CPU have the
-headers of its part for CUDA, too. A version that pip does not find is skipped; without NVIDIA's headers the exit status is 77.
+headers of its part for CUDA, too. A version that pip does not find is skipped; if pip does not find NVIDIA's headers, or not
+the registry, or without pip, the exit status is 77. Any other failure of pip is an error.
 """
 import concurrent.futures
 import os
@@ -29,6 +30,10 @@ SOURCE = ROOT / "src/comm/backends/c10d/nccl.cc"
 # LibTorch's build writes this one; a wheel for the CPU does not have it.
 MADE_HEADER = "c10/cuda/impl/cuda_cmake_macros.h"
 SKIPPED = 77
+# What is printed without pip, or if the registry cannot be reached or does not have the package.
+OUT_OF_REACH = re.compile("No matching distribution|HTTP error|HTTPS?ConnectionPool|NewConnectionError|Max retries|timed out|"
+                          "ProxyError|SSLError|Connection (broken|aborted|reset|refused)|name resolution|"
+                          "Name or service not known|Network is unreachable|No module named pip")
 
 
 def extract_headers(wheel, folder):
@@ -42,7 +47,7 @@ def extract_headers(wheel, folder):
 
 
 def fetch_headers(folder, packages, options=()):
-    """Returns why the headers of the packages cannot be downloaded; empty: they are in the folder."""
+    """Returns why the registry does not provide the headers of the packages; empty: they are in the folder."""
     complete = folder / ".complete"
     if complete.exists() and complete.read_text() == "\n".join(packages):
         return ""
@@ -51,7 +56,12 @@ def fetch_headers(folder, packages, options=()):
         done = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
                                *options, "--dest", wheels, *packages], capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            return next((line for line in done.stderr.splitlines() if line.startswith("ERROR")), "pip failed")
+            # Warnings tell of tries that failed, also before a try that succeeded.
+            lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
+            problem = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no reason given")
+            if OUT_OF_REACH.search("\n".join(lines)):
+                return problem
+            sys.exit(f"cuda: pip download failed with {done.returncode}: {problem}")
         for wheel in pathlib.Path(wheels).glob("*.whl"):
             extract_headers(wheel, folder)
     complete.write_text("\n".join(packages))

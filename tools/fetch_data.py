@@ -11,6 +11,7 @@ the standard library only. On failure, prints one line on standard error and exi
 import functools
 import gzip
 import hashlib
+import http.client
 import os
 import shutil
 import subprocess
@@ -109,7 +110,8 @@ def fetch_mnist(root):
         print(f"mnist: {len(missing)} files from {source}", flush=True)
         try:
             fetch(folder, missing)
-        except (Unavailable, OSError, EOFError, KeyError, tarfile.TarError, zlib.error) as error:
+        except (Unavailable, OSError, EOFError, KeyError, http.client.HTTPException, tarfile.TarError,
+                zlib.error) as error:
             reasons.append(f"{source}: {error}")
     missing = missing_below(folder)
     if missing:

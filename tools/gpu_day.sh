@@ -15,7 +15,7 @@ build=$1 out=$2 shards=${3:-8}
 python=${PYTHON:-python3}
 bench=$(cd "$(dirname "$0")/.." && pwd)/bench/device
 mkdir -p "$out"
-rm -rf "$out/train" "$out"/mnist-*   # of an earlier call
+rm -rf "$out/train" "$out"/mnist-* "$out"/device.*.log   # of an earlier call, which may have had more shards
 torch=$("$python" -c 'import os, torch; print(os.path.dirname(torch.__file__))')
 export LD_LIBRARY_PATH="$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" LOCKSTEP_TEST_SECONDS="${LOCKSTEP_TEST_SECONDS:-60}"
 

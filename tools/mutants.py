@@ -2,6 +2,7 @@
 """Shows that tests can fail: builds the library with known mistakes, and runs for each the test that must find it.
 
     mutants.py BUILD [NAME...]     all of them, or these: a NAME is that of a mistake or of a test program
+    mutants.py --restore           only restores the sources that a killed run has left changed
 
 All mistakes are compiled in at once. The environment variable LOCKSTEP_MUTANT selects one when a test program starts,
 so a single build suffices. First every test must pass without a mistake. Sources are changed in place and restored
@@ -18,6 +19,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SAVED = ROOT / "build" / "mutants"              # copies of the original sources
 SWITCH = ROOT / "src" / "base" / "mutant.h"     # exists while the tests run
+FIRST_LINE = '#include "base/mutant.h"\n'        # of a changed source
 SECONDS = 120                                   # per test; a mistake that makes the test hang counts as found
 
 SWITCH_TEXT = """#pragma once
@@ -76,7 +78,11 @@ MUTANTS = [
      "put(all, largest_ ? ranks->largest_over_last(number)", "put(all, MUTANT ? number : largest_ ? ranks->largest_over_last(number)",
      "optim", "Clipping.*"),
     ("an overflow leaves the scale", "optim/grad_scaler.cc",
-     "    scale_ *= options_.backoff_factor;", "    if (!MUTANT) scale_ *= options_.backoff_factor;", "optim", "GradScaler.*"),
+     "if (has_usable_inverse(lower)) scale_ = lower;", "if (!MUTANT && has_usable_inverse(lower)) scale_ = lower;",
+     "optim", "GradScaler.*"),
+    ("micro-batches forget their share of the loss", "train/model.cc",
+     "scaler.scale(share == 1 ? loss : loss * share).backward();",
+     "scaler.scale(share == 1 || MUTANT ? loss : loss * share).backward();", "train", "Trainer.MicroBatches*"),
     ("Adam's small states are rounded to nearest", "optim/update_kernel.cc",
      "hn::StoreU(narrowed_bfloat16(v, stream_of(words, 1)), HalfBits(), square);",
      "hn::StoreU(MUTANT ? narrowed_bfloat16(v) : narrowed_bfloat16(v, stream_of(words, 1)), HalfBits(), square);",
@@ -187,6 +193,13 @@ MUTANTS = [
     ("a checkpoint is copied before the device has filled the buffer", "checkpoint/planned_tensors.cc",
      "  if (next.filled) next.filled->wait();", "  if (next.filled && !MUTANT) next.filled->wait();", "accelerator",
      "AsyncSaves.*"),
+    ("a pool's buffer is freed while the stream that gave it back uses it", "parallel/sharded/unit_storage.cc",
+     "    record(buffer, given_on);\n    free_.pop_front();", "    if (!MUTANT) record(buffer, given_on);\n    free_.pop_front();",
+     "accelerator", "PooledBuffers.*"),
+    ("a batch's memory is reused while the program uses the batch", "data/batches.cc",
+     "  for (const at::Tensor& tensor : tensors_) tensor.record_stream(current);",
+     "  for (const at::Tensor& tensor : tensors_)\n    if (!MUTANT) tensor.record_stream(current);",
+     "accelerator", "DeviceLoader.HandsOut*"),
     ("a stage begins before its messages have come", "parallel/pipeline/execution.cc",
      "  for (Work& work : expected.works) work.wait();",
      "  if (!MUTANT)\n    for (Work& work : expected.works) work.wait();", "accelerator", "*Strategies.*gpt_pp2__1f1b"),
@@ -197,35 +210,44 @@ MUTANTS = [
 
 
 def restore():
+    """Restores the sources that are still changed. After a killed run, the user may have restored one by git and gone on:
+    then its copy is the older text.
+    """
     for saved in SAVED.rglob("*.cc"):
-        os.replace(saved, ROOT / "src" / saved.relative_to(SAVED))
+        path = ROOT / "src" / saved.relative_to(SAVED)
+        if path.exists() and path.read_text().startswith(FIRST_LINE):
+            os.replace(saved, path)
+            path.touch()    # the copy has the old time stamp, and objects are newer
     SWITCH.unlink(missing_ok=True)
     shutil.rmtree(SAVED, ignore_errors=True)
 
 
+def rewrite(path, text):
+    """Writes a file at once: a kill leaves the old text or the new one."""
+    new = SAVED / "new"
+    new.write_text(text)
+    shutil.copymode(path, new)
+    os.replace(new, path)
+
+
 @contextlib.contextmanager
 def mistakes(chosen):
-    """Puts the mistakes into the sources. A restored source keeps its old time stamp, but objects are newer and are
-    rebuilt.
-    """
+    """Puts the mistakes into the sources, and restores them at the end."""
     try:
         for name, source, before, after, _, _ in chosen:
             path, saved = ROOT / "src" / source, SAVED / source
             if not saved.exists():
                 saved.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, saved)
-                path.write_text('#include "base/mutant.h"\n' + path.read_text())
+                rewrite(path, FIRST_LINE + path.read_text())
             text = path.read_text()
             if text.count(before) != 1:
                 sys.exit(f"mutants: {source}: expected once, found {text.count(before)} times: {before}")
-            path.write_text(text.replace(before, after.replace("MUTANT", f'::lockstep::is_mutant("{name}")')))
+            rewrite(path, text.replace(before, after.replace("MUTANT", f'::lockstep::is_mutant("{name}")')))
         SWITCH.write_text(SWITCH_TEXT)
         yield
     finally:
-        touched = [ROOT / "src" / saved.relative_to(SAVED) for saved in SAVED.rglob("*.cc")]
         restore()
-        for path in touched:
-            path.touch()
 
 
 def passes(build, program, tests, name=""):
@@ -241,7 +263,9 @@ def passes(build, program, tests, name=""):
 
 
 def main(build, names):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("mutants: interrupted"))   # also runs the exit of `with`
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:    # nohup ignores SIGHUP
+            signal.signal(number, lambda *_: sys.exit("mutants: interrupted"))   # also runs the exit of `with`
     restore()
     build = pathlib.Path(build).resolve()
     chosen = [mutant for mutant in MUTANTS if not names or mutant[0] in names or mutant[4] in names]
@@ -263,4 +287,6 @@ def main(build, names):
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--restore"]:
+        sys.exit(restore())
     sys.exit(main(sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else __doc__)

@@ -100,7 +100,11 @@ def results_of(folder):
     files = {}
     for test in json.loads(shown.stdout)["tests"]:
         properties = {one["name"]: one["value"] for one in test.get("properties", [])}
-        for setting in properties.get("ENVIRONMENT", []):
+        settings = properties.get("ENVIRONMENT", [])
+        names = collections.Counter(setting.partition("=")[0] for setting in settings)
+        if twice := [name for name, count in names.items() if count > 1]:   # the last one would win
+            sys.exit(f"run_tests: {test['name']} sets {', '.join(twice)} twice")
+        for setting in settings:
             if setting.startswith("GTEST_OUTPUT=xml:"):
                 files[test["name"]] = pathlib.Path(setting.removeprefix("GTEST_OUTPUT=xml:"))
     return files
@@ -142,6 +146,7 @@ def run_ctest(preset, words, log_name="ctest.log", quiet=False):
     folder = ROOT / "build" / preset
     junit = folder / "ctest.xml"
     junit.unlink(missing_ok=True)
+    files = results_of(folder)
     command = ["ctest", "--output-on-failure", "--output-junit", str(junit), *words]
     with open(folder / log_name, "w") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -153,7 +158,7 @@ def run_ctest(preset, words, log_name="ctest.log", quiet=False):
     process.wait()
     if junit.exists() and not quiet:
         print_failures(preset, junit)
-    entries = read_entries(preset, junit, results_of(folder)) if junit.exists() else []
+    entries = read_entries(preset, junit, files) if junit.exists() else []
     if not entries:
         sys.exit(f"run_tests: ctest of {preset} ran no test; see {folder}/{log_name}")
     return entries

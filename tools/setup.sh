@@ -56,7 +56,11 @@ install_packages() {
   local wanted
   mapfile -t wanted < <(missing_packages "${apt_packages[@]}")
   if ! command -v clang++-16 >/dev/null || [ ${#wanted[@]} -gt 0 ]; then
-    can_be_root || fail "not root and no sudo; ask for: apt-get install clang-16 ${wanted[*]} ${apt_optional[*]}"
+    if ! can_be_root; then
+      [ ${#wanted[@]} -eq 0 ] || fail "not root and no sudo; ask for: apt-get install clang-16 ${wanted[*]} ${apt_optional[*]}"
+      echo "dev: no clang-16 here; $(default_compiler) compiles"
+      return 0
+    fi
     as_root apt-get update -q
     mapfile -t wanted < <(missing_packages "${apt_packages[@]}" "$(clang_package)" "lib$(clang_package | sed 's/clang/clang-rt/')-dev")
     echo "dev: installing ${wanted[*]}"
@@ -71,31 +75,40 @@ install_packages() {
   fi
 }
 
-# Prints the LibTorch folder of a given Python, if Lockstep supports its version.
-torch_of_python() {
-  "$1" - <<'PY' 2>/dev/null
-import importlib.util, pathlib, re, sys
-spec = importlib.util.find_spec("torch")
-if spec is None:
-    sys.exit(1)
-folder = pathlib.Path(spec.submodule_search_locations[0])
-version = re.search(r"__version__ = '(\d+)\.(\d+)", (folder / "version.py").read_text())
-if version is None or not (2, 11) <= (int(version[1]), int(version[2])) <= (2, 15):
-    sys.exit(1)
-print(folder)
-PY
+# Whether a folder has a LibTorch of a version that Lockstep supports.
+is_suitable() {
+  local headers="$1/include/torch" version
+  version="$(cat "$headers/headeronly/version.h" "$headers/csrc/api/include/torch/version.h" 2>/dev/null |
+    sed -nE 's/^#define TORCH_VERSION_M(AJOR|INOR) ([0-9]+).*/\2/p' | head -2 | paste -sd.)" || true
+  [[ "$version" =~ ^2\.1[1-5]$ ]] && [ -f "$1/lib/libtorch_cpu.so" ]
 }
 
-# Prints the LibTorch in the caller's environment, if any.
-offered_libtorch() {
+# Prints the LibTorch folder of a given Python, if it is suitable. pip writes INSTALLER when all files of a package are
+# there: an interrupted pip leaves a torch without it.
+torch_of_python() {
   local folder
-  for folder in "${LibTorch_ROOT:-}" ${Torch_DIR:+"$Torch_DIR/../../.."} ${CMAKE_PREFIX_PATH:+${CMAKE_PREFIX_PATH//:/ }}; do
-    local candidate
+  folder="$("$1" - <<'PY' 2>/dev/null
+import importlib.metadata, importlib.util, sys
+spec = importlib.util.find_spec("torch")
+if spec is None or importlib.metadata.distribution("torch").read_text("INSTALLER") is None:
+    sys.exit(1)
+print(spec.submodule_search_locations[0])
+PY
+  )" && is_suitable "$folder" && echo "$folder"
+}
+
+# Prints the LibTorch in the caller's environment, if any. A folder of CMAKE_PREFIX_PATH may be torch.utils.cmake_prefix_path.
+offered_libtorch() {
+  local folders folder candidate
+  IFS=: read -ra folders <<<"${CMAKE_PREFIX_PATH:-}"
+  for folder in "${LibTorch_ROOT:-}" ${Torch_DIR:+"$Torch_DIR/../../.."} "${folders[@]%/share/cmake*}"; do
     for candidate in "$folder" "$folder/torch" "$folder/libtorch"; do
-      if [ -n "$folder" ] && [ -f "$candidate/include/torch/csrc/api/include/torch/torch.h" ]; then
+      if [ -z "$folder" ] || [ ! -f "$candidate/include/torch/csrc/api/include/torch/torch.h" ]; then continue; fi
+      if is_suitable "$candidate"; then
         readlink -f "$candidate"
         return
       fi
+      echo "dev: LibTorch in $candidate left out: expected version 2.11 to 2.15 and lib/libtorch_cpu.so" >&2
     done
   done
   local python
@@ -121,14 +134,25 @@ oracle_python() {
 
 any_python() { if [ -x .venv/bin/python ]; then echo .venv/bin/python; else echo python3; fi; }
 
+# pip_install VENV WORDS...: runs `pip install`; makes the virtual environment first if it is missing. pip takes a package for
+# installed that an interrupted call has left without INSTALLER, so its metadata is removed. Not by bin/pip, which names the
+# folder where the environment was made: the checkout may have been moved or copied.
+pip_install() {
+  local venv="$1" package; shift
+  "$venv/bin/python" -m pip --version >/dev/null 2>&1 || python3 -m venv "$venv"
+  for package in "$venv"/lib/python*/site-packages/*.dist-info; do
+    if [ -d "$package" ] && [ ! -f "$package/INSTALLER" ]; then rm -r "$package"; fi
+  done
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+}
+
 make_venv() {
   echo "dev: making .venv with torch $torch_version"
-  [ -x .venv/bin/pip ] || python3 -m venv .venv
   local index=()
   if python3 -c "import urllib.request as u; u.urlopen('$torch_cpu_index/torch/', timeout=8)" 2>/dev/null; then
     index=(--index-url "$torch_cpu_index")
   fi
-  .venv/bin/pip install --quiet --disable-pip-version-check "${index[@]}" "torch==$torch_version"
+  pip_install .venv "${index[@]}" "torch==$torch_version"
 }
 
 ensure_libtorch() {
@@ -148,19 +172,19 @@ ensure_cuda_libtorch() {
   local venv=.cache/cuda/venv cuda
   if ! torch_of_python "$venv/bin/python" >.cache/cuda/libtorch; then
     echo "dev: making $venv with torch $torch_version for CUDA"
-    python3 -m venv "$venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check "torch==$torch_version,!=$torch_version+cpu"
+    pip_install "$venv" "torch==$torch_version,!=$torch_version+cpu"
     torch_of_python "$venv/bin/python" >.cache/cuda/libtorch || fail "torch $torch_version was installed but is not found in $venv"
   fi
   cuda="$("$venv/bin/python" -W ignore -c 'import torch; print(torch.version.cuda)')"
   [ "$cuda" != None ] || fail "torch $torch_version in $venv is not for CUDA"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check "nvidia-cuda-crt==$cuda.*" "nvidia-cuda-cccl==$cuda.*"
+  pip_install "$venv" "nvidia-cuda-crt==$cuda.*" "nvidia-cuda-cccl==$cuda.*"
 }
 
-# Installs everything that a build needs, or exits with the command to run. A stamp makes the second call free.
+# Installs everything that a build needs, or exits with the command to run. A stamp makes the second call free, except in a
+# copy of the checkout, whose .cache/libtorch names a folder of the original.
 ensure_ready() {
   mkdir -p .cache
-  local stamp; stamp="$(cat tools/setup.sh | cksum | cut -d' ' -f1)"
+  local stamp; stamp="$(cksum <tools/setup.sh) $PWD"
   if [ -f .cache/ready ] && [ "$(cat .cache/ready)" = "$stamp" ] && [ -d "$(cat .cache/libtorch 2>/dev/null)" ]; then
     return
   fi

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "launch/signals.h"
+#include "sys/file_descriptor.h"
 #include "sys/program.h"
 #include "sys/socket_address.h"
 
@@ -83,6 +84,7 @@ int store_command(const std::vector<std::string>& words) {
     server_options.secret = read_secret_file(parsed.secret_file);
     launch::SignalQueue signals;  // created before the server's thread, which inherits the mask
     const launch::SignalActions actions;
+    const sys::RaisedOpenFilesLimit open_files;  // one for each client
     const StoreServer server(std::move(server_options));
     sys::write_out(formatted("store at {}\n", server.address()));
     return serve_until_told(server, signals);

@@ -40,7 +40,8 @@ spdlog::logger make_logger() {
   spdlog::logger made("lockstep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   made.set_pattern(pattern(""));
   const char* setting = std::getenv("LOCKSTEP_LOG");
-  const std::string_view name = setting != nullptr ? setting : "info";
+  const bool is_set = setting != nullptr && *setting != '\0';
+  const std::string_view name = is_set ? setting : "info";
   const auto* named = std::ranges::find(levels, name, &NamedLevel::name);
   made.set_level(named != levels.end() ? named->spdlog : spdlog::level::info);
   if (named == levels.end())

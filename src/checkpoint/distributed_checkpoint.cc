@@ -46,8 +46,6 @@ std::size_t sweep_dim(std::span<const Box> boxes, std::size_t dims) {
 
 std::size_t check_cover(const std::string& name, std::span<const std::int64_t> sizes,
                         std::span<const Box> boxes) {
-  std::int64_t covered = 0;
-  for (const Box& box : boxes) covered += layout::numel_of(box);
   std::vector<std::size_t> order(boxes.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   const std::size_t dim = sweep_dim(boxes, sizes.size());
@@ -66,6 +64,9 @@ std::size_t check_cover(const std::string& name, std::span<const std::int64_t> s
     }
     open.push_back(i);
   }
+  // No boxes overlap, so the sum cannot exceed the number of elements.
+  std::int64_t covered = 0;
+  for (const Box& box : boxes) covered += layout::numel_of(box);
   check_input(covered == layout::numel_of(sizes),
               "the number of elements in the parts of '{}' is {}, expected {}", escaped(name),
               covered, layout::numel_of(sizes));
@@ -376,15 +377,16 @@ c10::IValue DistributedFolder::value(const Entry& entry) const {
 
 namespace {
 
-// Converts dicts whose keys are 0, 1, 2, ... to lists.
-c10::IValue with_lists(const c10::IValue& value) {
-  if (!value.isGenericDict()) return value;
-  const Dict from = value.toGenericDict();
+// Converts the dicts of the entries' paths. Their leaves are indices in `values`; a dict whose keys
+// are 0, 1, 2, ... becomes a list. Saved values stay as they are: they may have such dicts, too.
+c10::IValue with_lists(const c10::IValue& node, const std::vector<c10::IValue>& values) {
+  if (node.isInt()) return values[static_cast<std::size_t>(node.toInt())];
+  const Dict from = node.toGenericDict();
   Dict all = empty_dict();
   c10::impl::GenericList list(c10::AnyType::get());
   bool is_list = from.size() > 0;
   for (const auto& item : from) {
-    all.insert(item.key(), with_lists(item.value()));
+    all.insert(item.key(), with_lists(item.value(), values));
     is_list = is_list && item.key().isInt();
   }
   for (std::int64_t i = 0; is_list && i < static_cast<std::int64_t>(all.size()); ++i) {
@@ -400,6 +402,7 @@ c10::IValue with_lists(const c10::IValue& value) {
 c10::IValue read_distributed_checkpoint(const fs::path& folder, TorchReading how) {
   const DistributedFolder from(folder, how);
   Dict all = empty_dict();
+  std::vector<c10::IValue> values;
   for (const auto* item : from.in_order()) {
     const auto& [name, entry] = *item;
     check_input(entry.path.size() <= 32, "{}: '{}' nests deeper than 32", folder.string(),
@@ -417,11 +420,12 @@ c10::IValue read_distributed_checkpoint(const fs::path& folder, TorchReading how
         place = found->value().toGenericDict();
       }
     }
-    // A leaf that is itself a dict was saved as one value.
-    check_input(place.insert(entry.path.back(), from.value(entry)).second,
-                "{}: '{}' has the path of another entry", folder.string(), escaped(name));
+    const bool is_new =
+        place.insert(entry.path.back(), static_cast<std::int64_t>(values.size())).second;
+    check_input(is_new, "{}: '{}' has the path of another entry", folder.string(), escaped(name));
+    values.push_back(from.value(entry));
   }
-  return with_lists(all);
+  return with_lists(all, values);
 }
 
 }  // namespace lockstep::checkpoint

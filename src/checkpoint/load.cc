@@ -70,11 +70,7 @@ optim::Scheduler::State scheduler_state(const Metadata& texts) {
 
 optim::GradScaler::State scaler_state(const Metadata& texts) {
   const TextIn in{texts, "scaler"};
-  optim::GradScaler::State state{.scale = in.number("scale", in.text("scale")),
-                                 .good_steps = in.count("good_steps")};
-  check_input(state.scale > 0, "layout.json: scaler.scale: expected a number above 0, found {}",
-              state.scale);
-  return state;
+  return {.scale = in.number("scale", in.text("scale")), .good_steps = in.count("good_steps")};
 }
 
 void check_is_wanted(std::string_view what, bool is_saved, bool is_given) {
@@ -101,12 +97,12 @@ Beside fitting(const LayoutJson& json, const LoadOptions& options) {
   Beside beside{.state = json.state, .scheduler = {}, .scaler = {}};
   if (json.scheduler) {
     beside.scheduler = scheduler_state(*json.scheduler);
-    std::size_t groups = options.scheduler->state().bases.size();
-    check_input(beside.scheduler->bases.size() == groups,
-                "the checkpoint's scheduler has {} parameter groups, this one has {}",
-                beside.scheduler->bases.size(), groups);
+    options.scheduler->check_state(*beside.scheduler);
   }
-  if (json.scaler) beside.scaler = scaler_state(*json.scaler);
+  if (json.scaler) {
+    beside.scaler = scaler_state(*json.scaler);
+    optim::GradScaler::check_state(*beside.scaler);
+  }
   return beside;
 }
 

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/escaped.h"
 #include "checkpoint/rank_tensors.h"
+#include "module/tensors.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_like.h>
@@ -84,7 +85,7 @@ void read_parts(const std::vector<Part>& state, PartsReader& model) {
   run_on_all_or_fail(model.group(), [&] {
     for (std::size_t i = 0; i < copies.size(); ++i)
       model.in_file([&] {
-        check_input(copies[i].tensor.equal(tied[i]->tensor),
+        check_input(modules::have_equal_values(copies[i].tensor, tied[i]->tensor),
                     "loading a model: {} is tied to {}: expected equal values, found different "
                     "ones",
                     escaped(copies[i].name), escaped(tied[i]->name));

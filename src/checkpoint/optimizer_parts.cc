@@ -4,6 +4,7 @@
 #include "base/escaped.h"
 #include "checkpoint/optimizer_state.h"
 #include "optim/state_tensors.h"
+#include "parallel/handle_state.h"
 #include "sys/topology.h"
 
 #include <lockstep/comm/run_on_all_or_fail.h>
@@ -68,6 +69,10 @@ std::vector<FilePart> optimizer_parts(const torch::optim::Optimizer& optimizer,
   const GroupOptions groups(optimizer);
   std::vector<Part> parameters = handle.named_parameters();
   check_parameters(groups, parameters);
+  // If the ranks' states differ, one rank writes all fields: fields of several ranks, or pieces of
+  // one field, do not belong together.
+  const PartKind kind =
+      HandleState::of(handle).optimizers_may_differ() ? PartKind::buffer : PartKind::parameter;
   auto latest = std::make_shared<LatestFields>(optimizer, handle.state_memory());
   std::vector<FilePart> parts;
   for (const Part& parameter : parameters)
@@ -75,7 +80,8 @@ std::vector<FilePart> optimizer_parts(const torch::optim::Optimizer& optimizer,
       parts.push_back(
           {.part = {.name = optimizer_key(parameter.name, field),
                     .tensor = no_elements(value.scalar_type()),
-                    .slice = slice_of(field, parameter)},
+                    .slice = slice_of(field, parameter),
+                    .kind = kind},
            .values = [latest, tensor = parameter.tensor,
                       name = field] { return dispatch::values_of(latest->of(tensor).at(name)); },
            .goes_with_the_next = handle.state_memory() != nullptr});

@@ -8,6 +8,7 @@
 #include "sys/plain_file.h"
 
 #include <set>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -34,6 +35,12 @@ std::vector<fs::path> shard_paths(const fs::path& path, std::size_t count) {
 }
 
 fs::path index_path(const fs::path& path) { return path.string() + index_end; }
+
+fs::path without_index_end(const fs::path& path) {
+  std::string text = path.string();
+  if (text.ends_with(index_end)) text.resize(text.size() - std::string_view(index_end).size());
+  return text;
+}
 
 bool has_index(const fs::path& path) {
   std::error_code unknown;  // opening the file will report the error

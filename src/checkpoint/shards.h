@@ -29,6 +29,8 @@ inline constexpr const char* index_end = ".index.json";
 [[nodiscard]] std::vector<std::filesystem::path> shard_paths(const std::filesystem::path& path,
                                                              std::size_t count);
 [[nodiscard]] std::filesystem::path index_path(const std::filesystem::path& path);
+// Returns the path for which index_path() returns `path`; another path itself.
+[[nodiscard]] std::filesystem::path without_index_end(const std::filesystem::path& path);
 // Returns true if there is an index and no file `path`.
 [[nodiscard]] bool has_index(const std::filesystem::path& path);
 // Returns true if there is a file `path` or an index.

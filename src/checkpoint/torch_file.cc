@@ -185,6 +185,7 @@ namespace {
 
 constexpr int deepest_name = 100;
 constexpr std::size_t most_flattened = 4 << 20;
+constexpr std::size_t most_name_bytes = 1 << 30;  // a shared dict has a name for each place
 
 // Wraps LibTorch's writer, which cannot write atomically or handle disk errors: it is always told
 // that writing succeeded, and the error is thrown at the end.
@@ -231,9 +232,11 @@ class Flattened {
 
  private:
   void add(const std::string& name, const c10::IValue& value, int depth) {
-    check_input(depth <= deepest_name && ++values_ <= most_flattened,
-                "expected at most {} values, nested {} times, found more", most_flattened,
-                deepest_name);
+    bytes_ += name.size();
+    check_input(depth <= deepest_name && ++values_ <= most_flattened && bytes_ <= most_name_bytes,
+                "expected at most {} values, nested {} times, with names of at most {} bytes, "
+                "found more",
+                most_flattened, deepest_name, most_name_bytes);
     auto below = [&](const std::string& key) { return name.empty() ? key : name + '.' + key; };
     if (value.isTensor()) {
       check_input(tensors_.emplace(name, value.toTensor()).second,
@@ -253,6 +256,7 @@ class Flattened {
 
   NamedTensors tensors_;
   std::size_t values_ = 0;
+  std::size_t bytes_ = 0;  // of names
 };
 
 }  // namespace

@@ -4,8 +4,10 @@
 #include "base/escaped.h"
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/torch_values.h"
+#include "global/global_tensor.h"
 
 #include <lockstep/dispatch/part.h>
+#include <lockstep/optim/gradient_transform.h>
 
 #include <ATen/core/List.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -74,6 +76,12 @@ std::optional<bool> is_decoupled(const OptimizerOptions& options) {
   return std::nullopt;
 }
 
+// LibTorch's optimizers only minimize.
+bool maximizes(const Optimizer& optimizer) {
+  const auto* ours = dynamic_cast<const optim::TransformsGradients*>(&optimizer);
+  return ours != nullptr && ours->maximizes();
+}
+
 struct ToPython {
   Dict& group;
 
@@ -85,12 +93,12 @@ struct ToPython {
   }
 };
 
-Dict group_of(const OptimizerParamGroup& group, std::int64_t first) {
+Dict group_of(const OptimizerParamGroup& group, std::int64_t first, bool maximize) {
   Dict described = empty_dict();
   // The options are only read.
   visit_options(const_cast<OptimizerOptions&>(group.options()), ToPython{described});
-  for (const char* flag : {"maximize", "differentiable", "capturable"})
-    described.insert(flag, false);
+  described.insert("maximize", maximize);
+  for (const char* flag : {"differentiable", "capturable"}) described.insert(flag, false);
   for (const char* choice : {"foreach", "fused"}) described.insert(choice, IValue());
   if (auto decoupled = is_decoupled(group.options()))
     described.insert("decoupled_weight_decay", *decoupled);
@@ -103,7 +111,8 @@ Dict group_of(const OptimizerParamGroup& group, std::int64_t first) {
 
 void check_whole(const at::Tensor& parameter, const char* called) {
   const auto division = dispatch::shard_group_of(parameter);
-  check(division == nullptr || division->size() == 1,
+  const bool is_part = division != nullptr && division->size() > 1;
+  check(!is_part && global::groups_that_cut(parameter).empty(),
         "{}: expected whole parameters, found a part of one: save and load the handle by "
         "checkpoint::save() and load()",
         called);
@@ -204,20 +213,30 @@ struct LoadedGroup {
   std::vector<StateFields> fields;  // of each parameter
 };
 
-LoadedGroup loaded_group(const OptimizerParamGroup& group, const Dict& saved, const Dict& states,
-                         std::size_t number, std::size_t& used) {
+// Throws BadInput if the results would differ from Python's.
+void check_same_update(const Dict& saved, const std::string& where, const Optimizer& optimizer,
+                       const OptimizerOptions& options) {
+  const auto maximize = saved.find("maximize");
+  const bool saved_maximize =
+      maximize != saved.end() && flag_of(maximize->value(), where + "maximize");
+  check_input(saved_maximize == maximizes(optimizer),
+              "optimizer's {}maximize: expected {}, which this optimizer was made with, found {}",
+              where, maximizes(optimizer), saved_maximize);
+  const auto decoupled = saved.find("decoupled_weight_decay");
+  if (const auto here = is_decoupled(options); here && decoupled != saved.end())
+    check_input(flag_of(decoupled->value(), where + "decoupled_weight_decay") == *here,
+                "optimizer's {}decoupled_weight_decay: expected {}, the weight decay of {}", where,
+                *here, *here ? "AdamW" : "Adam");
+}
+
+LoadedGroup loaded_group(const Optimizer& optimizer, const OptimizerParamGroup& group,
+                         const Dict& saved, const Dict& states, std::size_t number,
+                         std::size_t& used) {
   const std::string where = formatted("param_groups.{}.", number);
   LoadedGroup loaded{{saved, where}, {}};
   const std::unique_ptr<OptimizerOptions> options = group.options().clone();
   visit_options(*options, loaded.hyperparameters);
-  if (auto maximize = saved.find("maximize"); maximize != saved.end())
-    check_input(!flag_of(maximize->value(), where + "maximize"),
-                "optimizer's {}maximize: expected false; true is not supported", where);
-  const auto decoupled = saved.find("decoupled_weight_decay");
-  if (const auto here = is_decoupled(group.options()); here && decoupled != saved.end())
-    check_input(flag_of(decoupled->value(), where + "decoupled_weight_decay") == *here,
-                "optimizer's {}decoupled_weight_decay: expected {}, the weight decay of {}", where,
-                *here, *here ? "AdamW" : "Adam");
+  check_same_update(saved, where, optimizer, group.options());
   const std::vector<IValue> keys = keys_of(saved, where, group.params().size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const at::Tensor& parameter = group.params()[i];
@@ -248,7 +267,7 @@ c10::IValue torch_optimizer(const Optimizer& optimizer) {
   c10::impl::GenericList groups(c10::AnyType::get());
   std::int64_t number = 0;
   for (const OptimizerParamGroup& group : optimizer.param_groups()) {
-    groups.push_back(group_of(group, number));
+    groups.push_back(group_of(group, number, maximizes(optimizer)));
     for (const at::Tensor& parameter : group.params()) {
       check_whole(parameter, "torch_optimizer");
       const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
@@ -282,7 +301,7 @@ void load_torch_optimizer(Optimizer& optimizer, const c10::IValue& state) {
   for (std::size_t i = 0; i < saved.size(); ++i) {
     for (const at::Tensor& parameter : optimizer.param_groups()[i].params())
       check_whole(parameter, "load_torch_optimizer");
-    loaded.push_back(loaded_group(optimizer.param_groups()[i],
+    loaded.push_back(loaded_group(optimizer, optimizer.param_groups()[i],
                                   as_dict(saved[i], formatted("param_groups.{}", i)), states, i,
                                   used));
   }

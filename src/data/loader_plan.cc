@@ -30,7 +30,8 @@ Sampler sampler_for(std::int64_t samples, const LoaderOptions& options) {
 
 // Returns the number of global batches.
 std::int64_t batches_of(std::int64_t samples, const LoaderOptions& options) {
-  return (options.drop_last ? samples : samples + options.batch_size - 1) / options.batch_size;
+  const bool has_tail = !options.drop_last && samples % options.batch_size != 0;
+  return samples / options.batch_size + (has_tail ? 1 : 0);
 }
 
 // Returns the number of batches up to and including the one with this rank's last sample.

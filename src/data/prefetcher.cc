@@ -52,6 +52,16 @@ class Prefetcher::Line {
   Line(std::int64_t begin, std::int64_t end, Make make)
       : end_(end), make_(std::move(make)), taken_(begin), claimed_(begin) {}
 
+  // Stops all workers before the first is joined: this takes as long as the slowest of them.
+  ~Line() { request_stop(); }
+  Line(const Line&) = delete;
+  Line& operator=(const Line&) = delete;
+
+  void request_stop() noexcept {
+    if (process_.is_copy_of_parent()) return;  // a forked child has no workers
+    for (std::jthread& thread : threads_) thread.request_stop();
+  }
+
   [[nodiscard]] Prefetcher::Item take() {
     if (make_) return take_here();
     Lock lock(mutex_);
@@ -105,6 +115,7 @@ class Prefetcher::Line {
     return slots_[static_cast<std::size_t>(number) % slots_.size()];
   }
 
+  const sys::ForkAware process_;
   const std::int64_t end_;
   const Make make_;  // only without workers
 
@@ -129,6 +140,8 @@ Prefetcher::Prefetcher(std::int64_t begin, std::int64_t end, Make make)
     : line_(sys::make_shared_of_process<Line>(begin, end, std::move(make))) {}
 
 Prefetcher::~Prefetcher() = default;
+
+void Prefetcher::request_stop() noexcept { line_->request_stop(); }
 
 Prefetcher::Item Prefetcher::take() { return line_->take(); }
 

@@ -194,7 +194,7 @@ void for_each_use(const Call& call, Action&& action) {
       if (!tensor.key_set().has(call.key())) return;
       if (auto owner = owner_of(tensor))
         action(std::move(owner), StorageUse{schema.name(), tensor.storage_offset(),
-                                            is_written(schema.arguments()[i])});
+                                            is_written(schema.arguments()[i]), tensor.numel()});
     });
   }
 }

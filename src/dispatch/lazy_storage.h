@@ -14,6 +14,7 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/Storage.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -26,6 +27,7 @@ struct StorageUse {
   std::string_view operation;  // "aten::mm"
   std::int64_t offset = 0;     // of the tensor in its storage, in elements
   bool writes = false;
+  std::int64_t numel = 0;  // of the tensor
 };
 
 class StorageOwner {
@@ -40,6 +42,25 @@ class StorageOwner {
   // Called after the operation has written, before unpin(), and only if nothing was thrown.
   virtual void written() = 0;
   virtual void unpin() noexcept = 0;
+};
+
+// ZeroWatch: the owner of a gradient's memory, which stays; it counts how often the whole gradient
+// was zeroed, as an optimizer's zero_grad(set_to_none = false) does. Thread-safe.
+class ZeroWatch : public StorageOwner {
+ public:
+  explicit ZeroWatch(std::int64_t numel) : numel_(numel) {}
+
+  void pin(const StorageUse& use) override {
+    if (use.operation == "aten::zero_" && use.numel == numel_) ++zeros_;
+  }
+  void written() override {}
+  void unpin() noexcept override {}
+
+  [[nodiscard]] std::uint64_t zeros() const { return zeros_; }
+
+ private:
+  const std::int64_t numel_;
+  std::atomic<std::uint64_t> zeros_ = 0;
 };
 
 // Data attached to a storage that can be found from any tensor in it; only its creator knows the

@@ -140,17 +140,19 @@ bool follows(const at::Tensor& tensor, const at::Tensor& before) {
 }
 
 at::Tensor as_part(const at::Tensor& values, PartList parts, std::int64_t offset,
-                   c10::DispatchKey key) {
-  LazyStorage storage(static_cast<std::int64_t>(values.nbytes()), values.device(), {}, key, "",
-                      record_of(std::move(parts), offset));
+                   c10::DispatchKey key, std::weak_ptr<StorageOwner> owner) {
+  LazyStorage storage(static_cast<std::int64_t>(values.nbytes()), values.device(), std::move(owner),
+                      key, "", record_of(std::move(parts), offset));
   storage.attach(values);
   return storage.place(values.scalar_type(), 0, values.sizes(), values.strides());
 }
 
-at::Tensor as_part_like(const at::Tensor& values, const at::Tensor& part) {
+at::Tensor as_part_like(const at::Tensor& values, const at::Tensor& part,
+                        std::weak_ptr<StorageOwner> owner) {
   const PartRecord* record = part_record_of(*part.unsafeGetTensorImpl());
   if (record == nullptr) return values;
-  return as_part(values, record->parts, record->first + part.storage_offset(), key());
+  return as_part(values, record->parts, record->first + part.storage_offset(), key(),
+                 std::move(owner));
 }
 
 at::Tensor values_of(const at::Tensor& tensor) {

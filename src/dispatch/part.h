@@ -28,13 +28,14 @@ using PartList = std::shared_ptr<const std::vector<Part>>;
 [[nodiscard]] bool follows(const at::Tensor& tensor, const at::Tensor& before);
 
 // Returns `values`, with their memory, as the part at `offset` of the list. `key` is
-// dispatch::key().
+// dispatch::key(). `owner`: of the part's storage, notified of each use; the memory stays.
 [[nodiscard]] at::Tensor as_part(const at::Tensor& values, PartList parts, std::int64_t offset,
-                                 c10::DispatchKey key);
+                                 c10::DispatchKey key, std::weak_ptr<StorageOwner> owner = {});
 
 // Returns `values`, which have the same elements as `part`, with the record of `part`; returns
 // `values` unchanged if `part` is not a part.
-[[nodiscard]] at::Tensor as_part_like(const at::Tensor& values, const at::Tensor& part);
+[[nodiscard]] at::Tensor as_part_like(const at::Tensor& values, const at::Tensor& part,
+                                      std::weak_ptr<StorageOwner> owner = {});
 
 // The interceptor for parts (lockstep/dispatch/part.h). Throws InvalidArgument if an argument is a
 // part of a whole that several ranks share and the operation mixes elements. New results become

@@ -71,6 +71,12 @@ void check_rule(const Rule& rule, const RuleCall& call) {
     check(rule.operands[i].size() == call.sizes(i).size(),
           "{}: expected dim() {} of tensor {}, as its rule says, found {}", call.operation(),
           rule.operands[i].size(), i, call.sizes(i).size());
+  for (const RuleChoice& choice : rule.more)
+    check(choice.operands.size() == call.size() && choice.results.size() == rule.results.size(),
+          "{}: expected placements of {} tensors and {} results in each choice of its rule, found "
+          "{} and {}",
+          call.operation(), call.size(), rule.results.size(), choice.operands.size(),
+          choice.results.size());
 }
 
 // Returns true if the converted sum of addends is the sum of converted addends. A narrower dtype

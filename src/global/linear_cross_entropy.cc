@@ -251,12 +251,11 @@ std::int64_t first_class(const Layout& layout, std::int64_t classes) {
   return numbers.numel() == 0 ? classes : numbers[0].item<std::int64_t>();
 }
 
-// Gradients, stored until backward() takes them once.
+// Gradients, stored until backward() takes each of them once.
 struct Waiting : torch::CustomClassHolder {
   at::Tensor input, weight;
   double divisor = 1;
   at::ScalarType dtype = at::kFloat;  // dtype of the gradients that backward() returns
-  bool is_taken = false;
 };
 
 struct LinearCrossEntropy : Function<LinearCrossEntropy> {
@@ -323,19 +322,23 @@ struct LinearCrossEntropy : Function<LinearCrossEntropy> {
     auto& waiting = static_cast<Waiting&>(*context->saved_data.at("waiting").toCapsule());
     check(!at::GradMode::is_enabled(),
           "linear_cross_entropy: backward() with create_graph is not supported");
-    check(!std::exchange(waiting.is_taken, true),
-          "linear_cross_entropy: expected one backward(), found a second one of the same loss");
     const at::Tensor scale = global::plain(gradients[0]).to(at::kDouble).div(waiting.divisor);
     // Reading a device's number would wait for the device.
     const bool is_one = scale.is_cpu() && scale.item<double>() == 1;
-    // At least float32, because a loss scale may exceed the range of float16.
-    const auto scaled = [&](at::Tensor values) {
-      if (!values.defined()) return values;
+    // A pipeline requests the gradient of the input first, and that of the weight later.
+    const auto taken = [&](at::Tensor& place) {
+      at::Tensor values = std::exchange(place, at::Tensor());
+      check(values.defined(),
+            "linear_cross_entropy: expected one backward(), found a second one of the same loss");
+      // At least float32, because a loss scale may exceed the range of float16.
       if (!is_one)
         values = values.to(at::promote_types(values.scalar_type(), at::kFloat)).mul_(scale);
       return values.to(waiting.dtype);
     };
-    return {scaled(std::move(waiting.input)), scaled(std::move(waiting.weight)), {}, {}, {}, {}};
+    variable_list found(6);  // one per argument of forward()
+    if (context->needs_input_grad(0)) found[0] = taken(waiting.input);
+    if (context->needs_input_grad(1)) found[1] = taken(waiting.weight);
+    return found;
   }
 };
 

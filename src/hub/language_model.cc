@@ -7,6 +7,7 @@
 #include "checkpoint/folders.h"
 #include "checkpoint/tensor_files.h"
 #include "hub/config.h"
+#include "module/tensors.h"
 #include "sys/files.h"
 
 #include <ATen/ops/zeros.h>
@@ -155,9 +156,10 @@ LanguageModel loaded(const Options& options, const std::filesystem::path& folder
     if (!filling.is_alias)
       filling.tensor.copy_(values);
     else
-      check_input(filling.tensor.equal(values.to(filling.tensor.scalar_type())),
-                  "{}: tensor '{}' differs from the embedding that it is tied to",
-                  files.shard_of(filling.entry).path.string(), escaped(filling.entry.name));
+      check_input(
+          modules::have_equal_values(filling.tensor, values.to(filling.tensor.scalar_type())),
+          "{}: tensor '{}' differs from the embedding that it is tied to",
+          files.shard_of(filling.entry).path.string(), escaped(filling.entry.name));
   }
   model->eval();
   return model;

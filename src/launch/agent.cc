@@ -158,6 +158,7 @@ void Agent::Run::come_together() {
     source_ = std::make_unique<OneRound>(serve_store());
     return;
   }
+  const sys::RaisedOpenFilesLimit open_files;  // many nodes may connect to a store of this process
   WaitingLines lines([this](const std::string& line) { relay_.log_line(line); },
                      spec.forward_signals);
   lines.wait_for(may_have_more_rounds(spec)

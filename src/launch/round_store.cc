@@ -35,9 +35,9 @@ namespace {
 
 // A host's own name often resolves to a loopback address on that host (Debian: 127.0.1.1), which no
 // other host could reach.
-std::string listen_host(const std::string& host) {
+std::string listen_host(const std::string& host, Deadline deadline) {
   const bool everywhere =
-      !sys::is_loopback_name(host) && sys::SocketAddress::tcp(host, 0).is_loopback();
+      !sys::is_loopback_name(host) && sys::SocketAddress::tcp(host, 0, deadline).is_loopback();
   return everywhere ? sys::all_addresses() : host;
 }
 
@@ -53,9 +53,9 @@ std::string secret_of_agents(const NodeSpec& spec, const sys::HostPort& at) {
 
 // Serves the store from this process.
 std::unique_ptr<StoreServer> serve_agents(const NodeSpec& spec, const sys::HostPort& at,
-                                          const std::string& secret) {
+                                          const std::string& secret, Deadline deadline) {
   try {
-    return std::make_unique<StoreServer>(StoreServerOptions{.host = listen_host(at.host),
+    return std::make_unique<StoreServer>(StoreServerOptions{.host = listen_host(at.host, deadline),
                                                             .port = at.port,
                                                             .secret = secret,
                                                             .lost_after = spec.lost_after});
@@ -114,7 +114,8 @@ RoundStore open_round_store(const NodeSpec& nodes, Deadline join_deadline) {
   RoundStore opened;
   const sys::HostPort at = endpoint_of(nodes);
   opened.secret = secret_of_agents(nodes, at);
-  if (!apart && nodes.node == 0) opened.server = serve_agents(nodes, at, opened.secret);
+  if (!apart && nodes.node == 0)
+    opened.server = serve_agents(nodes, at, opened.secret, join_deadline);
   const std::string self =
       nodes.node < nodes.nodes ? formatted("node {}", nodes.node) : std::string("this node");
   opened.store =

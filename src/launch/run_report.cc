@@ -226,9 +226,11 @@ json own_error(const WorkerFailure& failure, std::int64_t now) {
               {"exitcode", python_code(end)}}}}}};
 }
 
+// Writes in place, because the file may be mounted by itself (Kubernetes' /dev/termination-log).
 std::string write(const std::string& file, const std::string& text) {
   std::error_code ignored;
-  fs::remove(file, ignored);  // also removes anything else of that name
+  if (fs::exists(file, ignored) && !fs::is_regular_file(file, ignored))
+    return formatted("cannot write the error file {}: expected a file or nothing", file);
   std::ofstream stream(file, std::ios::binary | std::ios::trunc);
   stream << text;
   stream.close();

@@ -22,6 +22,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <utility>
@@ -215,9 +216,10 @@ MixtureImpl::Routing MixtureImpl::route(const at::Tensor& logits) {
 void MixtureImpl::find_room(Routing& routing, const Choices& choices) {
   const std::int64_t experts = options_.experts, chosen = options_.top_k;
   const std::int64_t runs = choices.all.size(1), own = exchange_ ? exchange_->rank() : 0;
-  const auto capacity = static_cast<std::int64_t>(
-      std::ceil(options_.capacity_factor * static_cast<double>(choices.total) /
-                static_cast<double>(experts)));
+  const auto total = static_cast<double>(choices.total);
+  const double wanted = std::ceil(options_.capacity_factor * total / static_cast<double>(experts));
+  // A larger capacity drops nothing either, and may not fit the integer.
+  const auto capacity = static_cast<std::int64_t>(std::min(wanted, total));
   const at::Tensor flat = choices.all.flatten(0, 1);  // [ranks * runs, chosen, experts]
   at::Tensor earlier = sums_before(flat);
   if (exchange_) {

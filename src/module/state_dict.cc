@@ -25,7 +25,7 @@ at::Tensor values_for(std::span<const std::string> names, at::IntArrayRef sizes,
       throw BadInput(formatted("loading a model: {}: expected shape [{}], found [{}]",
                                escaped(name), listed(sizes, ", "),
                                listed(given->second.sizes(), ", ")));
-    if (values.defined() && !values.equal(given->second.to(values.options())))
+    if (values.defined() && !have_equal_values(values, given->second.to(values.options())))
       throw BadInput(formatted(
           "loading a model: {} is tied to {}: expected equal values, found different ones",
           escaped(name), escaped(from)));

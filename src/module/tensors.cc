@@ -91,7 +91,8 @@ ModuleTensors tensors_of(const torch::nn::Module& module, std::span<const std::s
   std::vector<std::string> names;
   for (const auto& parameter : tensors.parameters)
     for (std::string& name : names_of(parameter)) names.push_back(std::move(name));
-  for (const auto& item : module.named_buffers()) names.push_back(item.key());
+  const auto buffers = module.named_buffers();  // under all of their names
+  for (const auto& item : buffers) names.push_back(item.key());
   layout::check_patterns("pattern of ignored tensors", ignored, names);
   std::erase_if(tensors.parameters, [&](const NamedParameter& one) {
     if (!is_ignored(one, ignored)) return false;
@@ -99,7 +100,10 @@ ModuleTensors tensors_of(const torch::nn::Module& module, std::span<const std::s
     return true;
   });
   std::erase_if(tensors.buffers, [&](const NamedTensor& one) {
-    if (!is_named(one.name, ignored)) return false;
+    const bool is_left_out = std::ranges::any_of(buffers.items(), [&](const auto& item) {
+      return item.value().is_same(one.tensor) && is_named(item.key(), ignored);
+    });
+    if (!is_left_out) return false;
     tensors.ignored.push_back(one.tensor);
     return true;
   });
@@ -123,6 +127,10 @@ void add_parameter(torch::nn::Module& all, const std::string& path, const at::Te
 
 void add_buffer(torch::nn::Module& all, const std::string& path, const at::Tensor& tensor) {
   module_around(path, all).register_buffer(last_of(path), tensor);
+}
+
+bool have_equal_values(const at::Tensor& one, const at::Tensor& other) {
+  return one.equal(other) || one.allclose(other, /*rtol=*/0, /*atol=*/0, /*equal_nan=*/true);
 }
 
 bool is_ignored(const NamedParameter& parameter, std::span<const std::string> ignored) {

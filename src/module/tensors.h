@@ -57,6 +57,10 @@ void add_buffer(torch::nn::Module& all, const std::string& path, const at::Tenso
 [[nodiscard]] at::Tensor values_for(std::span<const std::string> names, at::IntArrayRef sizes,
                                     const std::map<std::string, at::Tensor>& tensors);
 
+// Returns true if two tensors of one dtype and the same sizes have equal elements. A NaN equals a
+// NaN, unlike in at::equal().
+[[nodiscard]] bool have_equal_values(const at::Tensor& one, const at::Tensor& other);
+
 // Returns true if a pattern matches one of the parameter's names.
 [[nodiscard]] bool is_ignored(const NamedParameter& parameter,
                               std::span<const std::string> ignored);

@@ -16,6 +16,9 @@ namespace {
 // PyTorch keeps the scale in float32, which overflows earlier than double.
 bool is_usable(double scale) { return std::isfinite(static_cast<float>(scale)) && scale > 0; }
 
+// Gradients are multiplied by the inverse.
+bool has_usable_inverse(double scale) { return is_usable(scale) && is_usable(1 / scale); }
+
 void check_options(const GradScalerOptions& options) {
   check(is_usable(options.initial_scale),
         "GradScaler: expected a positive finite initial_scale, found {}", options.initial_scale);
@@ -89,18 +92,23 @@ void GradScaler::update() {
       std::all_of(seen_.begin(), seen_.end(), [](const auto& item) { return item.second.finite; });
   seen_.clear();
   if (!all_finite) {
-    scale_ *= options_.backoff_factor;
+    const double lower = scale_ * options_.backoff_factor;
+    if (has_usable_inverse(lower)) scale_ = lower;
     good_steps_ = 0;
-  } else if (++good_steps_ == options_.growth_interval) {
+  } else if (++good_steps_ >= options_.growth_interval) {
     if (is_usable(scale_ * options_.growth_factor)) scale_ *= options_.growth_factor;
     good_steps_ = 0;
   }
 }
 
-void GradScaler::load_state(const State& state) {
+void GradScaler::check_state(const State& state) {
   check_input(is_usable(state.scale) && state.good_steps >= 0,
               "GradScaler: expected a positive finite scale and a count, found {} and {}",
               state.scale, state.good_steps);
+}
+
+void GradScaler::load_state(const State& state) {
+  check_state(state);
   scale_ = state.scale;
   good_steps_ = state.good_steps;
 }

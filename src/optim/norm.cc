@@ -247,6 +247,23 @@ class CombinedNumber {
   std::map<std::vector<std::string>, std::shared_ptr<ShardGroup>> of_meshes_;
 };
 
+// Throws InvalidArgument before any collective.
+void check_norm(std::span<const at::Tensor> parameters, double norm_type) {
+  constexpr const char* what = "norm of gradients";
+  check(norm_type >= 0, "{}: expected a norm type of 0 or more, found {}", what, norm_type);
+  check_listed_once(parameters, what);
+  if (norm_type > 0) return;
+  const auto is_divided = [](const at::Tensor& parameter) {
+    auto ranks = dispatch::shard_group_of(parameter);
+    if (!ranks && parameter.grad().defined()) ranks = dispatch::shard_group_of(parameter.grad());
+    return ranks && ranks->size() > 1;
+  };
+  check(std::ranges::none_of(parameters, is_divided),
+        "{}: expected a norm type above 0, found 0, which counts the tensors of one rank, and "
+        "parameters that are divided over several ranks",
+        what);
+}
+
 // Returns the sum of the numbers of all ranks' gradients, or the largest one.
 double over_all_ranks(std::span<const at::Tensor> parameters, const std::vector<double>& numbers,
                       bool largest) {
@@ -263,8 +280,7 @@ double over_all_ranks(std::span<const at::Tensor> parameters, const std::vector<
 
 double transformed_norm(std::span<const at::Tensor> parameters, const ElementTransform& transform,
                         double norm_type) {
-  check(norm_type >= 0, "norm of gradients: expected a norm type of 0 or more, found {}",
-        norm_type);
+  check_norm(parameters, norm_type);
   GradientNumbers numbers(parameters.size(), transform, norm_type);
   double tensors = 0;
   for (std::size_t i = 0; i < parameters.size(); ++i) {

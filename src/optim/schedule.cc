@@ -220,11 +220,17 @@ bool set_sgd_momentum(torch::optim::OptimizerOptions& options, double momentum) 
   return sgd != nullptr;
 }
 
+// Does nothing for options without a momentum.
 void set_momentum(torch::optim::OptimizerOptions& options, double momentum) {
-  check(set_beta1<torch::optim::AdamWOptions>(options, momentum) ||
-            set_beta1<torch::optim::AdamOptions>(options, momentum) ||
-            set_sgd_momentum(options, momentum),
-        "Scheduler: a schedule of the momentum is for SGD, Adam and AdamW");
+  (void)(set_beta1<torch::optim::AdamWOptions>(options, momentum) ||
+         set_beta1<torch::optim::AdamOptions>(options, momentum) ||
+         set_sgd_momentum(options, momentum));
+}
+
+bool has_momentum(const torch::optim::OptimizerOptions& options) {
+  return dynamic_cast<const torch::optim::AdamWOptions*>(&options) != nullptr ||
+         dynamic_cast<const torch::optim::AdamOptions*>(&options) != nullptr ||
+         dynamic_cast<const torch::optim::SGDOptions*>(&options) != nullptr;
 }
 
 }  // namespace
@@ -242,41 +248,54 @@ Scheduler::Scheduler(torch::optim::Optimizer& optimizer, std::vector<Schedule> r
   set_step(0);
 }
 
-void Scheduler::take_bases() {
+std::vector<double> Scheduler::bases_of_all() const {
   auto& groups = optimizer_.param_groups();
-  while (bases_.size() < groups.size()) bases_.push_back(groups[bases_.size()].options().get_lr());
+  std::vector<double> bases = bases_;
+  while (bases.size() < groups.size()) bases.push_back(groups[bases.size()].options().get_lr());
+  bases.resize(groups.size());  // groups may also have been removed
+  return bases;
 }
+
+void Scheduler::set_step(std::int64_t step) { load_state({step, bases_of_all()}); }
 
 const Schedule& Scheduler::rate_of(std::size_t group) const {
   check(rates_.size() == 1 || group < rates_.size(), "Scheduler: group {} has no schedule", group);
   return rates_[rates_.size() == 1 ? 0 : group];
 }
 
-void Scheduler::set_step(std::int64_t step) {
-  check(step >= 0, "Scheduler: expected a step of at least 0, found {}", step);
-  take_bases();
-  auto& groups = optimizer_.param_groups();
-  std::vector<double> rates;
-  for (std::size_t i = 0; i < groups.size(); ++i) rates.push_back(rate_of(i)(bases_[i], step));
+std::vector<Scheduler::Values> Scheduler::values_at(const State& state) const {
+  const auto& groups = optimizer_.param_groups();
+  check(state.step >= 0, "Scheduler: expected a step of at least 0, found {}", state.step);
+  check(state.bases.size() == groups.size(),
+        "Scheduler: expected a state with as many parameter groups, {}, found {}", groups.size(),
+        state.bases.size());
+  std::vector<Values> values;
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    groups[i].options().set_lr(rates[i]);
-    if (momentum_) set_momentum(groups[i].options(), momentum_(0, step));
+    check(!momentum_ || has_momentum(groups[i].options()),
+          "Scheduler: a schedule of the momentum is for SGD, Adam and AdamW");
+    values.push_back({.rate = rate_of(i)(state.bases[i], state.step),
+                      .momentum = momentum_ ? momentum_(0, state.step) : 0});
   }
-  step_ = step;
+  return values;
+}
+
+void Scheduler::check_state(const State& state) const { (void)values_at(state); }
+
+void Scheduler::load_state(const State& state) {
+  const std::vector<Values> values = values_at(state);
+  auto& groups = optimizer_.param_groups();
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    groups[i].options().set_lr(values[i].rate);
+    if (momentum_) set_momentum(groups[i].options(), values[i].momentum);
+  }
+  bases_ = state.bases;
+  step_ = state.step;
 }
 
 std::vector<double> Scheduler::rates() const {
   std::vector<double> rates;
   for (const auto& group : optimizer_.param_groups()) rates.push_back(group.options().get_lr());
   return rates;
-}
-
-void Scheduler::load_state(const State& state) {
-  check(state.bases.size() == optimizer_.param_groups().size(),
-        "Scheduler: expected a state with as many parameter groups, {}, found {}",
-        optimizer_.param_groups().size(), state.bases.size());
-  bases_ = state.bases;
-  set_step(state.step);
 }
 
 void Scheduler::save(torch::serialize::OutputArchive& archive) const {

@@ -362,6 +362,10 @@ void CompositeState::check_one_model() const {
   for (const HandleState* child : children_) child->check_one_model();
 }
 
+bool CompositeState::optimizers_may_differ() const {
+  return std::ranges::any_of(children_, &HandleState::optimizers_may_differ);
+}
+
 HandleMemory CompositeState::memory() const {
   HandleMemory all;
   for (const HandleState* child : children_) all += child->memory();

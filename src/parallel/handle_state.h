@@ -159,6 +159,9 @@ class HandleState {
   [[nodiscard]] const Group& group() const { return ranks_.group(); }
   // Throws InvalidArgument if ranks may have different values of one model, which cannot be saved.
   virtual void check_one_model() const {}
+  // Returns true if ranks may have different optimizer states of one parameter. Equal on all ranks
+  // that have the parameter.
+  [[nodiscard]] virtual bool optimizers_may_differ() const { return false; }
 
   // Returns the state behind a handle. Throws InvalidArgument if the handle has no module.
   [[nodiscard]] static HandleState& of(const Handle& handle) { return *handle.state(); }
@@ -269,6 +272,7 @@ class CompositeState : public HandleState {
   void begin_load() override;
   void end_load(bool complete) override;
   void check_one_model() const override;
+  [[nodiscard]] bool optimizers_may_differ() const override;
   [[nodiscard]] HandleMemory memory() const override;
   [[nodiscard]] std::shared_ptr<optim::StateMemory> state_memory() const override;
   [[nodiscard]] double seconds_waited() const override;
@@ -296,6 +300,8 @@ class LocalModelState : public parallel::WholeModuleState {
   // Collective. `options`: one line per option, equal on all ranks.
   LocalModelState(const ModuleRef& module, const Ranks& ranks, const std::string& strategy,
                   std::vector<std::string> options, std::optional<Duration> timeout);
+
+  [[nodiscard]] bool optimizers_may_differ() const override { return true; }
 
  protected:
   const std::shared_ptr<torch::nn::Module> module_;

@@ -163,7 +163,9 @@ at::Tensor ParallelModel::step(const Tensors& inputs, const Tensors& targets,
   const PipelineLoss& of_rows = loss_of(own, loss, "step()");
   if (own.whole) return Loop(own, StepKind::train, inputs, &targets).loss(*this, of_rows);
   *own.step_loss = of_rows;
-  return static_cast<PipelineState&>(*state()).run(StepKind::train, inputs, targets).loss;
+  return static_cast<PipelineState&>(*state())
+      .run(StepKind::train, inputs, targets, own.micro_batches)
+      .loss;
 }
 
 at::Tensor ParallelModel::evaluate(const Tensors& inputs, const Tensors& targets,

@@ -26,14 +26,19 @@ std::vector<int> rank_of_stages(const Schedule& schedule) {
   return ranks;
 }
 
-// A forward only depends on forwards of its own micro-batch, so any micro-batch can be left out.
+// An action only depends on actions of its own micro-batch, so any micro-batch can be left out.
+Schedule first_micro_batches(const Schedule& schedule, int micro_batches) {
+  Schedule first = schedule;
+  first.micro_batches = micro_batches;
+  for (std::vector<Action>& actions : first.ranks)
+    std::erase_if(actions, [&](const Action& a) { return a.micro_batch >= micro_batches; });
+  return first;
+}
+
 Schedule forward_only(const Schedule& schedule, int micro_batches) {
-  Schedule forwards = schedule;
-  forwards.micro_batches = micro_batches;
+  Schedule forwards = first_micro_batches(schedule, micro_batches);
   for (std::vector<Action>& actions : forwards.ranks)
-    std::erase_if(actions, [&](const Action& a) {
-      return a.compute != Compute::forward || a.micro_batch >= micro_batches;
-    });
+    std::erase_if(actions, [](const Action& a) { return a.compute != Compute::forward; });
   return forwards;
 }
 

@@ -149,8 +149,9 @@ std::vector<std::string> TcpStore::Connection::take_outbox() {
   return requests;
 }
 
-// A server stops reading requests if its replies are not read, so this also reads while it sends.
-void TcpStore::Connection::send_frames(const std::vector<std::string>& messages) {
+// A server stops reading requests if its replies are not read, so this also reads while it sends,
+// if the caller is the reader or there is no reader.
+void TcpStore::Connection::send_frames(const std::vector<std::string>& messages, bool is_reader) {
   std::string frames;
   for (const std::string& message : messages) frames += sealer_->seal(message);
   std::span<const std::byte> left = sys::bytes_of(frames);
@@ -164,7 +165,7 @@ void TcpStore::Connection::send_frames(const std::vector<std::string>& messages)
     }
     if (deadline.passed() || !retries.wait())
       throw Timeout(formatted("store at {} takes no requests", address_));
-    if (read_if_nobody_does()) retries = anew;
+    if (is_reader ? read_now() : read_if_nobody_does()) retries = anew;
   }
 }
 
@@ -197,6 +198,9 @@ TcpStore::Connection::Next TcpStore::Connection::next_of(store::WaitingCall& own
                                                          Deadline deadline) {
   const Lock lock(mutex_);
   if (lost_ || deadline.passed()) return Next::leave;
+  // The reader must not hold the turn to send, because it would send too late. The caller was woken
+  // with its turn, so its sleep ends at once.
+  if (own.sends) return Next::sleep;
   if (reading_ && !own.reads) return Next::sleep;
   own.reads = reading_ = true;
   return Next::read;
@@ -321,7 +325,7 @@ void check_owner(int socket, const std::string& address) {
 
 // Makes the first connection; the server may start later.
 void TcpStore::Connection::connect(Deadline deadline) {
-  server_ = sys::SocketAddress::of(options_.host, options_.port);
+  server_ = sys::SocketAddress::of(options_.host, options_.port, deadline);
   address_ = server_->text();
   for (;;) {
     try {
@@ -395,7 +399,7 @@ void TcpStore::Connection::send_again() {
     connected_ = true;
     broken_at_.reset();
   }
-  send_frames(requests);
+  send_frames(requests, /*is_reader=*/true);
 }
 
 // Tries once to reconnect; called by the reading thread. The try is long enough for a busy server,

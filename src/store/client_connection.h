@@ -120,7 +120,8 @@ class TcpStore::Connection {
   [[nodiscard]] bool hand_over_sending() LOCKSTEP_REQUIRES(mutex_);
   void send_outbox();
   [[nodiscard]] std::vector<std::string> take_outbox();
-  void send_frames(const std::vector<std::string>& messages) LOCKSTEP_REQUIRES(sending_);
+  void send_frames(const std::vector<std::string>& messages, bool is_reader = false)
+      LOCKSTEP_REQUIRES(sending_);
   store::Message wait_for_reply(std::uint64_t id, store::WaitingCall& own, Deadline deadline);
   store::Message take_reply(store::WaitingCall& own);
   enum class Next { leave, read, sleep };

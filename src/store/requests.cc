@@ -6,6 +6,7 @@
 #include <lockstep/base/error.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace lockstep::store {
@@ -21,6 +22,18 @@ std::size_t bytes_of(const Message& request) {
   std::size_t bytes = sizeof(ParkedRequest);
   for (const std::string& part : request.parts) bytes += sizeof(std::string) + part.size();
   return bytes;
+}
+
+// Returns the index of a missing key, or std::nullopt if all exist. Begins at index `first`: the
+// keys before it existed when the request was stored, and may have been erased since. They are
+// looked up again only if all others exist.
+std::optional<std::size_t> missing_key(const std::vector<std::string>& keys, std::size_t first,
+                                       const Table& table) {
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const std::size_t index = (first + i) % keys.size();
+    if (table.find(keys[index]) == nullptr) return index;
+  }
+  return std::nullopt;
 }
 
 Message done(const Message& request, std::vector<std::string> parts, std::int64_t number = 0) {
@@ -121,28 +134,36 @@ Outcome execute(Table& table, const Message& request) {
 }
 
 void ParkedRequests::add(ParkedRequest parked, const Table& table) {
-  std::vector<std::string> missing = table.missing(parked.request.parts);
-  check(!missing.empty(), "store: a request waits although all of its keys exist");
+  const auto missing = missing_key(parked.request.parts, parked.missing, table);
+  check(missing.has_value(), "store: a request waits although all of its keys exist");
   Load& load = loads_[parked.connection];
   ++load.count;
   load.bytes += bytes_of(parked.request);
   bytes_ += bytes_of(parked.request);
-  by_missing_key_.emplace(std::move(missing.front()), std::move(parked));
+  keep(std::move(parked), *missing);
+}
+
+void ParkedRequests::keep(ParkedRequest parked, std::size_t missing) {
+  parked.missing = missing;
+  std::string key = parked.request.parts[missing];
+  by_missing_key_.emplace(std::move(key), std::move(parked));
 }
 
 std::vector<ParkedRequest> ParkedRequests::take_ready(std::string_view key, const Table& table) {
-  std::vector<ParkedRequest> ready, waiting;
+  std::vector<ParkedRequest> ready;
+  std::vector<std::pair<ParkedRequest, std::size_t>> waiting;  // with the next missing key
   auto [first, last] = by_missing_key_.equal_range(key);
   for (auto entry = first; entry != last; ++entry) {
-    auto& keys = entry->second.request.parts;
-    bool all = std::all_of(keys.begin(), keys.end(),
-                           [&](const std::string& name) { return table.find(name) != nullptr; });
-    (all ? ready : waiting).push_back(std::move(entry->second));
+    ParkedRequest& parked = entry->second;
+    const auto missing = missing_key(parked.request.parts, parked.missing, table);
+    if (missing)
+      waiting.emplace_back(std::move(parked), *missing);
+    else
+      ready.push_back(std::move(parked));
   }
   by_missing_key_.erase(first, last);
   for (const ParkedRequest& parked : ready) take_off(parked);
-  for (const ParkedRequest& parked : waiting) take_off(parked);
-  for (ParkedRequest& parked : waiting) add(std::move(parked), table);
+  for (auto& [parked, missing] : waiting) keep(std::move(parked), missing);
   return ready;
 }
 

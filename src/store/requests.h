@@ -29,6 +29,7 @@ struct ParkedRequest {
   std::uint64_t connection = 0;
   Message request;
   Deadline deadline = Deadline::never();
+  std::size_t missing = 0;  // index of the missing key under which it is stored
 };
 
 // The first two limits are per connection; the last one is for all connections together.
@@ -57,6 +58,7 @@ class ParkedRequests {
   struct Load {
     std::size_t count = 0, bytes = 0;
   };
+  void keep(ParkedRequest parked, std::size_t missing);
   void take_off(const ParkedRequest& parked);
 
   std::multimap<std::string, ParkedRequest, std::less<>> by_missing_key_;

@@ -153,15 +153,14 @@ class StoreServer::Loop {
       entries.push_back({connection.socket.get(), static_cast<short>(events), 0});
       numbers.push_back(number);
     }
-    int ready = ::poll(entries.data(), entries.size(), next_deadline().poll_milliseconds());
-    if (ready < 0 && errno != EINTR) throw SystemError("poll", errno);
-    for (std::size_t i = 0; i < numbers.size() && ready > 0; ++i) {
+    const bool ready = sys::wait_for_events(entries, next_deadline());
+    for (std::size_t i = 0; i < numbers.size() && ready; ++i) {
       short events = entries[i + 2].revents;
       if (events != 0) serve(numbers[i], connections_.at(numbers[i]), events);
     }
     answer_late();
     close_finished();
-    if (ready > 0 && entries[1].revents != 0) accept_all();
+    if (ready && entries[1].revents != 0) accept_all();
   }
 
   [[nodiscard]] Deadline next_deadline() const {
@@ -181,9 +180,22 @@ class StoreServer::Loop {
         if (may_enter(socket.get())) accept(std::move(socket));
       }
     } catch (const SystemError& error) {
-      log::warning("store at {}: {}; trying again in a moment", address_, error.what());
-      accept_again_ = Deadline::after(std::chrono::milliseconds(100));
+      make_room_for_one(error);
     }
+  }
+
+  // If descriptors have run out while a client waits, closes a connection without proof, so that
+  // peers that say nothing cannot keep that client out.
+  void make_room_for_one(const SystemError& problem) {
+    const bool is_short = problem.error_number() == EMFILE || problem.error_number() == ENFILE;
+    pollfd entry{listener_.get(), POLLIN, 0};
+    if (is_short && ::poll(&entry, 1, 0) == 0) return;  // no other client waits
+    if (next_shortage_line_.passed()) {
+      log::warning("store at {}: {}; trying again in a moment", address_, problem.what());
+      next_shortage_line_ = Deadline::after(between_refusal_lines);
+    }
+    if (is_short && drop_one_unproven(0, std::chrono::milliseconds(200))) return;
+    accept_again_ = Deadline::after(std::chrono::milliseconds(100));
   }
 
   // Checks the peer's user, because any user can connect to an abstract socket.
@@ -207,26 +219,30 @@ class StoreServer::Loop {
     connections_.emplace(
         next_number_++, Connection{std::move(socket), store::ServerSession(key_),
                                    Deadline::after(options_.handshake_timeout), std::move(origin)});
-    drop_one_unproven();
+    drop_one_unproven(options_.max_unproven);
   }
 
-  // Closes a random connection of the address with the most unauthenticated connections, so that a
-  // flood from one address displaces only its own connections. The choice is random because no rule
-  // identifies the honest clients: if the server closed the oldest connections, distant peers would
-  // never be in time to answer; if it kept the oldest, peers that never answer would stay.
-  void drop_one_unproven() {
+  // If there are more than `limit` unauthenticated connections of at least this age, closes a
+  // random one of the address with the most of them, so that a flood from one address displaces
+  // only its own connections. The choice is random because no rule identifies the honest clients:
+  // if the server closed the oldest connections, distant peers would never be in time to answer; if
+  // it kept the oldest, peers that never answer would stay. Returns true if it has closed one.
+  bool drop_one_unproven(int limit, Duration age = Duration::zero()) {
     std::map<std::string_view, std::vector<Connections::iterator>> unproven;
     int count = 0;
     for (auto place = connections_.begin(); place != connections_.end(); ++place) {
-      if (place->second.session.proven()) continue;
+      const Connection& one = place->second;
+      if (one.session.proven() || one.handshake_deadline.left() > options_.handshake_timeout - age)
+        continue;
       unproven[place->second.origin].push_back(place);
       ++count;
     }
-    if (count <= options_.max_unproven) return;
+    if (count <= limit) return false;
     const auto& most = std::ranges::max_element(unproven, {}, [](const auto& entry) {
                          return entry.second.size();
                        })->second;
     connections_.erase(most[::randombytes_uniform(static_cast<std::uint32_t>(most.size()))]);
+    return true;
   }
 
   void note_refusal(const std::string& origin) {
@@ -280,6 +296,7 @@ class StoreServer::Loop {
       connection.closing = true;
     }
     if (!connection.closing) return;
+    if (log_) commit_log();  // the changes of requests before the invalid one
     try {
       flush(socket, connection.session);  // sends a refusal as far as possible without blocking
     } catch (const Error&) {
@@ -447,6 +464,7 @@ class StoreServer::Loop {
   Connections connections_;
   std::uint64_t next_number_ = 0;
   Deadline next_refusal_line_ = Deadline::after(Duration::zero());
+  Deadline next_shortage_line_ = Deadline::after(Duration::zero());
   std::uint64_t refused_ = 0;  // since the last log line about refusals
   sys::Thread thread_;
 };

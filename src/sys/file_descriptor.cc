@@ -2,6 +2,7 @@
 
 #include <lockstep/base/error.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <memory>
@@ -95,12 +96,15 @@ bool any_has_events(std::span<pollfd> entries) {
 
 }  // namespace
 
-void wait_for_events(std::span<pollfd> entries) {
+bool wait_for_events(std::span<pollfd> entries, Deadline deadline) {
   for (;;) {
-    if (::poll(entries.data(), entries.size(), -1) > 0) return;
-    if (errno == EINTR) continue;
-    if (any_has_events(entries)) return;
-    std::this_thread::sleep_for(between_looks);
+    const int ready = ::poll(entries.data(), entries.size(), deadline.poll_milliseconds());
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) {
+      if (any_has_events(entries)) return true;
+      std::this_thread::sleep_for(std::min<Duration>(between_looks, deadline.left()));
+    }
+    if (deadline.passed()) return false;
   }
 }
 

@@ -12,6 +12,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <lockstep/base/deadline.h>
+
 namespace lockstep::sys {
 
 // Closed exactly once; movable but not copyable.
@@ -98,8 +100,9 @@ class RaisedOpenFilesLimit {
   rlimit before_{};
 };
 
-// Blocks until an entry has events, as poll() does. If poll() fails (more entries than a lowered
-// limit of open files, out of memory), polls each entry separately every few milliseconds.
-void wait_for_events(std::span<pollfd> entries);
+// Blocks until an entry has events, as poll() does. Returns false if the deadline passed before. If
+// poll() fails (more entries than a lowered limit of open files, out of memory), polls each entry
+// separately every few milliseconds.
+bool wait_for_events(std::span<pollfd> entries, Deadline deadline = Deadline::never());
 
 }  // namespace lockstep::sys

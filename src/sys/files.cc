@@ -12,8 +12,10 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/check.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "sys/plain_file.h"
 #include "sys/random_bytes.h"
 #include "sys/signals.h"
 
@@ -155,8 +157,33 @@ void rename_durably(const fs::path& from, const fs::path& to) {
   flush_folder(folder_of(to));
 }
 
+namespace {
+
+// Returns the path that a new file is renamed to: `path`, or the path at the end of its links.
+// rename() would replace a link, a pipe or a device itself, even for a user who may only write to
+// it.
+fs::path place_to_write(fs::path path) {
+  struct stat status {};
+  const int error = ::stat(path.c_str(), &status) == 0 ? 0 : errno;
+  if (error != 0 && error != ENOENT && error != ENOTDIR)
+    throw SystemError("looking at " + path.string(), error);
+  check_input(error != 0 || S_ISREG(status.st_mode),
+              "writing {}: expected a file or nothing, found {}", path.string(),
+              kind_of(status.st_mode));
+  constexpr int most_links = 40;  // as in the kernel
+  std::error_code no_link;
+  for (int link = 0; link < most_links && fs::is_symlink(path, no_link); ++link) {
+    const fs::path target = fs::read_symlink(path, no_link);
+    if (no_link) break;
+    path = folder_of(path) / target;
+  }
+  return path;
+}
+
+}  // namespace
+
 AtomicFile::AtomicFile(fs::path path, mode_t mode)
-    : path_(std::move(path)), file_(create_beside(path_, mode, temporary_)) {}
+    : path_(place_to_write(std::move(path))), file_(create_beside(path_, mode, temporary_)) {}
 
 AtomicFile::~AtomicFile() {
   if (file_) ::unlink(temporary_.c_str());
@@ -199,7 +226,7 @@ void AtomicFile::write_for_now(const fs::path& path, std::string_view text, mode
   file.write(text);
   const int copy = ::fcntl(file.file_.get(), F_DUPFD_CLOEXEC, 0);
   if (copy < 0 || ::close(copy) != 0) throw SystemError("closing " + path.string(), errno);
-  if (::rename(file.temporary_.c_str(), path.c_str()) != 0)
+  if (::rename(file.temporary_.c_str(), file.path_.c_str()) != 0)
     throw SystemError("renaming to " + path.string(), errno);
   file.file_.reset();
 }
@@ -217,12 +244,14 @@ bool is_refusal(int error) {
 int reserve_space(int file, std::uint64_t bytes) {
   if (bytes == 0) return 0;
   const ScopedSignalBlock quiet(SIGXFSZ);
-  int result = 0;
+  // A signal makes some filesystems give the space back and begin again, so a timer could stop this
+  // call from ever ending. A stop cannot be blocked, but does not come all the time.
+  const BlockedSignals whole;
+  int error = 0;
   do {
-    result = ::fallocate(file, 0, 0, static_cast<off_t>(bytes));
-  } while (result != 0 && errno == EINTR);
-  if (result == 0) return 0;
-  if (!is_refusal(errno)) return errno;
+    error = ::fallocate(file, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  } while (error == EINTR);
+  if (error == 0 || !is_refusal(error)) return error;
   return ::ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
 }
 

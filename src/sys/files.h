@@ -57,10 +57,12 @@ void rename_durably(const std::filesystem::path& from, const std::filesystem::pa
 // A file that is written atomically. The file is written under a temporary name in the same folder
 // (".NAME.RANDOM.partial"); commit() flushes it to disk and renames it. Without commit() (because
 // of an error, a full disk, an exception) the temporary file is removed and an existing file of
-// that name is unchanged.
+// that name is unchanged. If the path is a link, the file that the link names is written, and the
+// link stays.
 class AtomicFile {
  public:
-  // Creates the temporary file. The file's mode is `mode` less the umask.
+  // Creates the temporary file. The file's mode is `mode` less the umask. Throws BadInput if the
+  // path leads to a folder, a pipe, a socket or a device.
   explicit AtomicFile(std::filesystem::path path, mode_t mode = 0666);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;

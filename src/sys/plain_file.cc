@@ -22,13 +22,6 @@ namespace {
 
 constexpr std::size_t largest_read = std::size_t{1} << 30;  // the kernel's limit is just below 2^31
 
-std::string_view kind_of(mode_t mode) {
-  if (S_ISDIR(mode)) return "a folder";
-  if (S_ISFIFO(mode)) return "a named pipe";
-  if (S_ISSOCK(mode)) return "a socket";
-  return S_ISCHR(mode) || S_ISBLK(mode) ? "a device" : "something else";
-}
-
 void check_is_plain(const struct stat& status, const std::filesystem::path& path) {
   check_input(S_ISREG(status.st_mode), "reading {}: expected a file, found {}", path.string(),
               kind_of(status.st_mode));
@@ -68,6 +61,13 @@ std::size_t read_all(std::span<std::byte> bytes, const std::filesystem::path& pa
 }
 
 }  // namespace
+
+std::string_view kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a named pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  return S_ISCHR(mode) || S_ISBLK(mode) ? "a device" : "something else";
+}
 
 // The first check avoids opening a device, which can have side effects; the second one checks the
 // file that was opened. O_NONBLOCK prevents blocking on a pipe that replaced the file in between.

@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include <sys/types.h>
+
 namespace lockstep::sys {
 
 // Opens regular files only, also behind links. A pipe, device, socket or folder, on which open() or
@@ -47,6 +49,9 @@ class PlainFile {
   FileDescriptor file_;
   std::uint64_t size_ = 0;
 };
+
+// Returns what a path that is no regular file leads to, for messages: "a folder", "a named pipe".
+[[nodiscard]] std::string_view kind_of(mode_t mode);
 
 // Returns true if other hosts may access the same open file: true for all filesystems except known
 // local ones. On such filesystems a lock may not exclude other hosts.

@@ -62,6 +62,16 @@ void* map_at_place(int file, std::size_t bytes, int place) {
   return address;
 }
 
+// Calls fallocate(). A signal interrupts the call on some kernels, which then give the space back.
+bool change_space(int file, int mode, std::size_t offset, std::size_t bytes) noexcept {
+  const BlockedSignals whole;
+  int result = 0;
+  do {
+    result = fallocate(file, mode, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);  // stopped, which cannot be blocked
+  return result == 0;
+}
+
 }  // namespace
 
 SharedMemory::SharedMemory(FileDescriptor file, std::size_t bytes, int place)
@@ -123,14 +133,12 @@ SharedMemory SharedMemory::open(FileDescriptor file, std::size_t bytes, int plac
 }
 
 bool SharedMemory::punch(std::size_t offset, std::size_t bytes) const noexcept {
-  int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
   return bytes == 0 ||
-         fallocate(file_.get(), mode, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
+         change_space(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, bytes);
 }
 
 bool SharedMemory::reserve(std::size_t offset, std::size_t bytes) const noexcept {
-  return bytes == 0 || fallocate(file_.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-                                 static_cast<off_t>(bytes)) == 0;
+  return bytes == 0 || change_space(file_.get(), FALLOC_FL_KEEP_SIZE, offset, bytes);
 }
 
 void SharedMemory::keep_from_children() const noexcept { madvise(data(), bytes(), MADV_DONTFORK); }

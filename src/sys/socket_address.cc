@@ -9,9 +9,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include <arpa/inet.h>
@@ -23,6 +25,9 @@
 
 namespace lockstep::sys {
 namespace {
+
+constexpr auto until_known = std::chrono::seconds(10);
+constexpr auto between_lookups = std::chrono::milliseconds(200);
 
 std::string numeric(const sockaddr* address, socklen_t size) {
   char host[NI_MAXHOST];
@@ -86,7 +91,8 @@ std::optional<HostPort> parse_host_port(std::string_view text) {
   return HostPort{std::string(host), static_cast<std::uint16_t>(*port)};
 }
 
-std::vector<SocketAddress> SocketAddress::all_tcp(std::string_view host, std::uint16_t port) {
+int SocketAddress::look_up(std::string_view host, std::uint16_t port,
+                           std::vector<SocketAddress>& addresses) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -95,10 +101,9 @@ std::vector<SocketAddress> SocketAddress::all_tcp(std::string_view host, std::ui
   // localhost is always this host (RFC 6761), even without an entry in the hosts file.
   std::string name(host == "localhost" ? "127.0.0.1" : host);
   if (name.starts_with('[') && name.ends_with(']')) name = name.substr(1, name.size() - 2);
-  int error = ::getaddrinfo(name.c_str(), std::to_string(port).c_str(), &hints, &found);
-  check_input(error == 0, "looking up host '{}': {}", host, ::gai_strerror(error));
+  const int error = ::getaddrinfo(name.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (error != 0) return error;
   ScopeExit free_list([&] { ::freeaddrinfo(found); });
-  std::vector<SocketAddress> addresses;
   for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
     SocketAddress& address = addresses.emplace_back();
     std::memcpy(&address.storage_, entry->ai_addr, entry->ai_addrlen);
@@ -108,18 +113,30 @@ std::vector<SocketAddress> SocketAddress::all_tcp(std::string_view host, std::ui
                     six->sin6_scope_id != 0,
                 "host '{}': a link-local address needs its interface, such as {}%eth0", host, name);
   }
-  return addresses;
+  return 0;
 }
 
-SocketAddress SocketAddress::tcp(std::string_view host, std::uint16_t port) {
-  const auto all = all_tcp(host, port);
+std::vector<SocketAddress> SocketAddress::all_tcp(std::string_view host, std::uint16_t port,
+                                                  Deadline deadline) {
+  const Deadline known = Deadline::after(until_known).or_sooner(deadline);
+  for (std::vector<SocketAddress> addresses;;) {
+    const bool is_last = known.passed();  // a look-up may take long
+    const int error = look_up(host, port, addresses);
+    if (error == 0) return addresses;
+    check_input(!is_last, "looking up host '{}': {}", host, ::gai_strerror(error));
+    std::this_thread::sleep_for(std::min<Duration>(between_lookups, known.left()));
+  }
+}
+
+SocketAddress SocketAddress::tcp(std::string_view host, std::uint16_t port, Deadline deadline) {
+  const auto all = all_tcp(host, port, deadline);
   // If a host has both, servers listen on IPv4: "localhost" must mean the same on both sides.
   const auto four = std::ranges::find(all, AF_INET, &SocketAddress::family);
   return four == all.end() ? all.front() : *four;
 }
 
-SocketAddress SocketAddress::of(std::string_view host, std::uint16_t port) {
-  return host.starts_with('@') ? abstract(host.substr(1)) : tcp(host, port);
+SocketAddress SocketAddress::of(std::string_view host, std::uint16_t port, Deadline deadline) {
+  return host.starts_with('@') ? abstract(host.substr(1)) : tcp(host, port, deadline);
 }
 
 SocketAddress SocketAddress::unix_socket(std::string_view name, bool abstract) {

@@ -10,6 +10,8 @@
 
 #include <sys/socket.h>
 
+#include <lockstep/base/deadline.h>
+
 namespace lockstep::sys {
 
 // A host, which may be a name, and a port.
@@ -29,12 +31,18 @@ class SocketAddress {
   // `host` is a name or a numeric address, IPv4 or IPv6, with or without brackets as in
   // "[fe80::1%eth0]". Resolves names, which may block for seconds. Throws BadInput if the host is
   // unknown, or for a link-local address without its interface.
-  [[nodiscard]] static SocketAddress tcp(std::string_view host, std::uint16_t port);
+  //
+  // Looks a name up again until the deadline, but for 10 s at most: a cluster may publish the name
+  // of a host after its job has started, and a name may be misspelled. Without a deadline, looks it
+  // up once.
+  [[nodiscard]] static SocketAddress tcp(std::string_view host, std::uint16_t port,
+                                         Deadline deadline = at_once());
   // Returns all addresses of the host in the system's order. Throws BadInput as tcp() does.
-  [[nodiscard]] static std::vector<SocketAddress> all_tcp(std::string_view host,
-                                                          std::uint16_t port);
+  [[nodiscard]] static std::vector<SocketAddress> all_tcp(std::string_view host, std::uint16_t port,
+                                                          Deadline deadline = at_once());
   // Returns abstract() if `host` is "@NAME", otherwise tcp().
-  [[nodiscard]] static SocketAddress of(std::string_view host, std::uint16_t port);
+  [[nodiscard]] static SocketAddress of(std::string_view host, std::uint16_t port,
+                                        Deadline deadline = at_once());
   // At most 107 bytes; throws BadInput if the name is longer.
   [[nodiscard]] static SocketAddress path(std::string_view path);
   [[nodiscard]] static SocketAddress abstract(std::string_view name);
@@ -58,6 +66,10 @@ class SocketAddress {
   [[nodiscard]] std::string text() const;
 
  private:
+  static Deadline at_once() { return Deadline::after(Duration::zero()); }
+  // Appends the addresses of a host; returns 0 or an error of getaddrinfo().
+  static int look_up(std::string_view host, std::uint16_t port,
+                     std::vector<SocketAddress>& addresses);
   static SocketAddress unix_socket(std::string_view name, bool abstract);
 
   sockaddr_storage storage_{};

@@ -199,6 +199,8 @@ FileDescriptor connect_to(const SocketAddress& address, Deadline deadline) {
 }
 
 void keep_alive(int socket, Duration limit) {
+  constexpr Duration longest = std::chrono::hours(9);  // the kernel refuses more than 32767 s
+  limit = std::min(limit, longest);
   int seconds =
       std::max(3, static_cast<int>(std::chrono::ceil<std::chrono::seconds>(limit).count()));
   int on = 1, probes = 3, probe_seconds = std::max(1, seconds / 5);

@@ -35,7 +35,8 @@ namespace lockstep::sys {
 [[nodiscard]] FileDescriptor try_connect(const SocketAddress& address, Deadline deadline);
 
 // Enables TCP keepalive: if the peer's host vanishes, calls throw PeerLost after about `limit`
-// (whole seconds, at least 3). A stopped process still counts as alive. No effect on other sockets.
+// (whole seconds, from 3 s to 9 hours). A stopped process still counts as alive. No effect on other
+// sockets.
 void keep_alive(int socket, Duration limit = std::chrono::seconds(25));
 
 void send_all(int socket, std::span<const std::byte> bytes, Deadline deadline);

@@ -11,6 +11,7 @@
 #include <lockstep/base/version.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -23,6 +24,9 @@ namespace {
 
 constexpr const char* resume_option = "resume";
 constexpr const char* automatic = "auto";  // --resume auto
+// The options that say how a run starts; command_without_resume() drops them from a command line.
+constexpr std::array<std::string_view, 4> ways_to_start{resume_option, "resume-auto", "resume-from",
+                                                        "overwrite"};
 
 // The tasks of a program, each with its defaults.
 using Known = std::vector<std::unique_ptr<Configuration>>;
@@ -141,18 +145,31 @@ Words read_words(std::string_view command, Known& known, std::span<const std::st
   return words;
 }
 
+bool is_wanted(const Words& words, std::string_view flag) {
+  const auto found = words.values.find(std::string(flag));
+  return found != words.values.end() && found->second == "true";
+}
+
 // Returns the config file of the run to resume: a resumed run keeps its own options, unless a file
 // is named.
 std::string config_of_resumed_run(const Words& words) {
-  const auto is_given = [&](const char* name) {
-    const auto found = words.values.find(name);
-    return found != words.values.end() && found->second == "true";
-  };
   auto out = words.values.find("out");
-  const bool goes_on = is_given(resume_option) || is_given("resume-auto");
+  const bool goes_on = is_wanted(words, resume_option) || is_wanted(words, "resume-auto");
   if (!goes_on || out == words.values.end()) return {};
   std::filesystem::path path = std::filesystem::path(out->second) / "config.toml";
   return sys::exists(path) ? path.string() : std::string();
+}
+
+// A command line that says how the run starts replaces what a file says about that: the command
+// that resumes a run names the same file, and must neither begin the run again nor go back to an
+// older checkpoint.
+void drop_replaced_starts(const Words& words, std::vector<ConfigEntry>& entries) {
+  const bool is_said = std::ranges::any_of(
+      ways_to_start, [&](std::string_view way) { return is_wanted(words, way); });
+  if (!is_said) return;
+  std::erase_if(entries, [](const ConfigEntry& entry) {
+    return std::ranges::count(ways_to_start, entry.name) > 0;
+  });
 }
 
 // If the mesh has no axis fsdp, config.toml says "none" even if --shard was not given. Reads such a
@@ -176,6 +193,7 @@ std::unique_ptr<Configuration> configured(Known& known, Words& words) {
   if (!is_given) words.config = config_of_resumed_run(words);
   std::vector<ConfigEntry> entries;
   if (!words.config.empty()) entries = read_config(words.config);
+  drop_replaced_starts(words, entries);
   if (auto entry = std::ranges::find(entries, "task", &ConfigEntry::name);
       words.task.empty() && entry != entries.end())
     words.task = entry->text;

@@ -61,6 +61,15 @@ std::string text_in_file(const Settings::Entry& entry) {
   return entry.variable.file_text ? entry.variable.file_text() : kept_text(entry);
 }
 
+// Writes a string of TOML. toml++ would write a text with a line end between triple quotes, without
+// escapes and even if the text has quotes that end the string.
+void write_text(std::ostream& out, const std::string& text) {
+  const bool is_one_line = text.find('\n') == std::string::npos;
+  out << toml::toml_formatter(toml::value<std::string>(text),
+                              is_one_line ? toml::toml_formatter::default_flags
+                                          : toml::format_flags::allow_unicode_strings);
+}
+
 toml::table parse_file(const std::filesystem::path& path) {
   constexpr std::uint64_t most_bytes = 1 << 20;
   try {
@@ -145,7 +154,8 @@ void check_batch(const Options& options, std::int64_t dp_ranks) {
 void check_start_options(const Options& options) {
   check_input(!options.out.empty(), "--out is missing: name a folder for the run");
   const bool goes_on = options.resume || options.resume_auto || !options.resume_from.empty();
-  check_input(!options.overwrite || !goes_on, "give --resume or --overwrite, not both");
+  check_input(!options.overwrite || !goes_on, "give --resume or --overwrite, not both{}",
+              place_of(options, "overwrite"));
   check_input(options.grace >= Duration::zero(), "--grace {}: expected at least 0s",
               format_duration(options.grace));
 }
@@ -184,6 +194,12 @@ checkpoint::Metadata Configuration::kept() const {
 }
 
 void Configuration::check_texts() const {
+  for (const Settings::Entry& entry : settings_.entries()) {
+    const std::string text = Settings::text_of(entry);
+    check_input(text.find('\0') == std::string::npos,
+                "--{}: expected a text without NUL, which would end a path there, found '{}'{}",
+                entry.name, escaped(text), place_of(options, entry.name));
+  }
   for (const auto& [name, text] : kept())
     check_input(is_utf8(text),
                 "--{}: expected UTF-8, because config.toml and checkpoints keep it, found '{}'{}",
@@ -227,8 +243,10 @@ void check_run(Configuration& configuration, int ranks) {
   if (!options.elastic) check_batch(options, dp_ranks_in(layout));
   check_input((options.steps > 0) != (options.epochs > 0),
               "give --steps or --epochs: found {} and {}", options.steps, options.epochs);
-  check_input(options.min_lr <= options.lr, "--min-lr {} is above --lr {}", options.min_lr,
-              options.lr);
+  const bool ends_at_min_lr =
+      options.schedule == ScheduleKind::cosine || options.schedule == ScheduleKind::wsd;
+  check_input(!ends_at_min_lr || options.min_lr <= options.lr, "--min-lr {} is above --lr {}",
+              options.min_lr, options.lr);
   task.check();
   check_axes(options, task, layout);
   if (task.parallel_plan().experts > 0) check_mixtures(options, task, layout);
@@ -282,15 +300,18 @@ void apply_config(Configuration& configuration, const std::vector<ConfigEntry>& 
 
 void write_config(const std::filesystem::path& path, const Configuration& configuration) {
   std::ostringstream text;
-  text << "task = " << toml::value<std::string>(configuration.task_name()) << "\n";
+  text << "task = ";
+  write_text(text, configuration.task_name());
+  text << "\n";
   for (const Settings::Entry& entry : configuration.settings().entries()) {
     if (entry.scope == Scope::start || !Settings::is_given(entry)) continue;
     std::string value = text_in_file(entry);
     text << entry.name << " = ";
     if (entry.is_text())
-      text << toml::value<std::string>(value) << "\n";
+      write_text(text, value);
     else
-      text << value << "\n";
+      text << value;
+    text << "\n";
   }
   sys::AtomicFile::write(path, text.str());
 }

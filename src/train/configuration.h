@@ -40,8 +40,8 @@ class Configuration {
   // Returns the entries for checkpoints: the text of every setting except Scope::start by name,
   // with full paths, and `task`.
   [[nodiscard]] checkpoint::Metadata kept() const;
-  // Throws BadInput if config.toml and checkpoints cannot store an option, because it or the name
-  // of its folder is not UTF-8.
+  // Throws BadInput if an option has a NUL, or if config.toml and checkpoints cannot store it,
+  // because it or the name of its folder is not UTF-8.
   void check_texts() const;
   // Throws InvalidArgument if Task::description() is not UTF-8. Call after Task::load().
   void check_description() const;

@@ -31,6 +31,13 @@
 namespace lockstep::train {
 namespace {
 
+// Returns the samples of so many batches, or all; 0 batches: all.
+std::int64_t samples_in(std::int64_t batches, std::int64_t rows, std::int64_t all) {
+  // The product of larger numbers might overflow.
+  if (batches <= 0 || rows <= 0) return batches <= 0 ? all : 0;
+  return batches > all / rows ? all : batches * rows;
+}
+
 std::int64_t divided_up(std::int64_t number, std::int64_t by) { return (number + by - 1) / by; }
 
 // Returns a number of parts of at most `rows` samples: equally many for each rank, if there are
@@ -148,8 +155,7 @@ Evaluator::Evaluator(Task& task, std::shared_ptr<torch::nn::Module> module, Grou
       world_(std::move(world)),
       options_(std::move(options)),
       samples_(task.validation_samples()),
-      chosen_(options_.batches > 0 ? std::min(samples_, options_.batches * task.evaluation_rows())
-                                   : samples_) {}
+      chosen_(samples_in(options_.batches, task.evaluation_rows(), samples_)) {}
 
 Evaluation Evaluator::over(std::int64_t count) {
   const auto mine = static_cast<double>(divided_up(count, world_.size()));

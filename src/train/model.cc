@@ -5,6 +5,7 @@
 #include "base/format.h"
 #include "checkpoint/optimizer_state.h"
 #include "module/checks.h"
+#include "parallel/parallel_model.h"
 #include "parallel/tensor/experts.h"
 #include "sys/failure_text.h"
 #include "train/device.h"
@@ -166,9 +167,12 @@ at::Tensor TrainedModel::backward(const StepRows& rows, optim::GradScaler& scale
   std::vector<Joinable*> joinables{&handle().joinable()};
   if (sync_) joinables.push_back(&sync_->joinable());
   Join others(std::move(joinables));
-  const at::Tensor loss =
-      own > 0 ? backward_parts(rows.batch, of_rank, scaler) : at::zeros({}, at::kDouble);
-  others.finish(nullptr);  // the update starts after all ranks have arrived here
+  at::Tensor loss = at::zeros({}, at::kDouble);
+  if (own > 0)
+    loss = backward_parts(rows.batch, of_rank, scaler);
+  else
+    (void)scaler.current_scale();  // the other ranks' losses, and so all gradients, are scaled
+  others.finish(nullptr);          // the update starts after all ranks have arrived here
   return loss;
 }
 
@@ -201,7 +205,11 @@ void TrainedModel::cast_stages(ParallelPlan& plan) const {
   };
 }
 
+// The last batch of an epoch may have fewer rows than micro-batches, on all ranks alike.
 at::Tensor TrainedModel::backward_stages(const Batch& whole, const optim::GradScaler& scaler) {
+  const bool has_rows = whole.data.defined() && whole.data.dim() > 0 && whole.data.size(0) > 0;
+  ParallelModelParts::of(model_).micro_batches = static_cast<int>(
+      std::min<std::int64_t>(options_.accumulate, has_rows ? whole.data.size(0) : 1));
   const double scale = scaler.enabled() ? scaler.state().scale : 1;
   const PipelineLoss scaled = [&](const Tensors& outputs, const Tensors& targets) {
     at::Tensor loss = loss_(outputs, targets);

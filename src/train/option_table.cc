@@ -101,6 +101,7 @@ void declare_steps(Settings& settings, Options& o) {
   settings.add({.name = "epochs",
                 .help = "passes over the training data, instead of --steps",
                 .least = 1,
+                .most = 1e9,
                 .changed = [&o] { o.steps = 0; },
                 .synonyms = {"num-epochs", "num-train-epochs"}},
                o.epochs);

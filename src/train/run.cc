@@ -30,6 +30,15 @@ namespace {
 // Note for later rounds: the folder that a round has opened.
 constexpr const char* folder_mark = "folder";
 
+// An option cannot have so many epochs, but a program can set them.
+std::int64_t steps_of_epochs(std::int64_t epochs, std::int64_t each) {
+  constexpr std::int64_t most = 1'000'000'000'000'000;  // as --steps
+  check_input(epochs == 0 || each <= most / epochs,
+              "--epochs {}: expected epochs with at most {} steps together, found {} steps in each",
+              epochs, most, each);
+  return epochs * each;
+}
+
 std::int64_t rows_in(const Batch& batch) { return batch.data.defined() ? batch.data.size(0) : 0; }
 
 }  // namespace
@@ -76,6 +85,9 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
   run_on_all_or_fail(world_, [&] {
     configuration_.check_texts();
     load_data(state);
+    steps_per_epoch_ = task_.steps_per_epoch();
+    steps_ =
+        options_.steps > 0 ? options_.steps : steps_of_epochs(options_.epochs, steps_per_epoch_);
     configuration_.check_description();
     model_.check_memory();
     seed_generators(model_.device(), static_cast<std::uint64_t>(options_.seed));
@@ -87,8 +99,6 @@ void Run::begin(const std::optional<checkpoint::TrainingState>& state) {
     if (!model_.device().is_cpu()) move_to(*module_, model_.device());
   });
   compare_data();
-  steps_per_epoch_ = task_.steps_per_epoch();
-  steps_ = options_.steps > 0 ? options_.steps : options_.epochs * steps_per_epoch_;
   schedule_ = schedule_of(options_, {steps_, steps_per_epoch_});
   attach();
   seed_generators(model_.device(), seed_of_rank(options_.seed, model_.facts().random_stream));

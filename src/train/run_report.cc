@@ -12,6 +12,7 @@
 #include <lockstep/comm/run_on_all_or_fail.h>
 
 #include <csignal>
+#include <exception>
 
 namespace lockstep::train {
 namespace {
@@ -53,14 +54,19 @@ MetricsRow Run::row() const {
   if (sampled_step_ == step_) row.sample = sample_;
   if (scaler_.enabled()) row.loss_scale = scaler_.current_scale();
   if (row.samples_per_second > 0)
-    row.seconds_left =
-        static_cast<double>((steps_ - step_) * options_.batch) / row.samples_per_second;
+    row.seconds_left = static_cast<double>(steps_ - step_) * static_cast<double>(options_.batch) /
+                       row.samples_per_second;
   return row;
 }
 
 Report Run::finish() {
   model_.meet(/*shows_model=*/true);
-  run_on_all_or_fail(world_, [&] { trace_.write(); });
+  std::exception_ptr no_trace;  // thrown at the end: first the run is saved
+  try {
+    run_on_all_or_fail(world_, [&] { trace_.write(); });
+  } catch (const CollectiveFailure&) {
+    no_trace = std::current_exception();
+  }
   if (signal_ == 0) finish_well();
   finish_saving();
   Report report{.step = step_,
@@ -73,6 +79,7 @@ Report Run::finish() {
   if (signal_ != 0) report.resume_command = command_to_go_on();
   if (world_.is_root()) say_end(report);
   modules::run_on_root_or_fail(world_, [&] { folder_.write_result(report.last_line); });
+  if (no_trace) std::rethrow_exception(no_trace);
   return report;
 }
 

@@ -40,6 +40,9 @@ double number_in(const checkpoint::Metadata& progress, const std::string& name,
   return *value;
 }
 
+// Entry of TrainingState::progress: Task::steps_per_epoch().
+constexpr const char* steps_per_epoch_entry = "steps_per_epoch";
+
 std::string entry_of(const checkpoint::Metadata& entries, const std::string& name) {
   const auto found = entries.find(name);
   return found == entries.end() ? std::string() : found->second;
@@ -128,6 +131,7 @@ checkpoint::TrainingState Run::state() const {
                                   .config = configuration_.kept()};
   if (const std::string& kind = model_.facts().kind; !kind.empty())
     state.progress[kind_entry] = kind;
+  state.progress[steps_per_epoch_entry] = formatted("{}", steps_per_epoch_);
   keep_description(state.progress, task_);
   if (left_out_) state.progress[left_out_loss] = formatted("{}", loss_);
   if (scaler_.enabled()) {
@@ -203,7 +207,16 @@ void Run::count_lost_steps() {
   *in_.begun = step_;
 }
 
+// A number of steps is a number of epochs only if epochs have as many steps as before.
 void Run::check_progress(const checkpoint::TrainingState& state) const {
+  const auto each = state.progress.find(steps_per_epoch_entry);
+  const std::string own = formatted("{}", steps_per_epoch_);
+  check_input(
+      options_.epochs == 0 || each == state.progress.end() || each->second == own,
+      "--resume: the checkpoint's epochs have {} steps, those of this run (--batch {}) have "
+      "{}, so its {} steps are other epochs: expected the same --batch and as much data, or "
+      "--steps instead of --epochs",
+      each == state.progress.end() ? "" : escaped(each->second), options_.batch, own, state.step);
   check_input(state.step <= steps_,
               "--resume: the checkpoint is at step {} already, expected --{} that make more steps "
               "than that, found {}",

@@ -67,7 +67,7 @@ SavedModel described_model(const fs::path& file, const fs::path& bpe) {
 fs::path model_file(const fs::path& run) {
   check_input(sys::exists(run), "{}: expected a run's folder or a file of tensors, found nothing",
               run.string());
-  if (!sys::is_folder(run)) return run;
+  if (!sys::is_folder(run)) return checkpoint::without_index_end(run);
   fs::path own = run / file_name;
   std::optional<fs::path> newest = checkpoint::latest_checkpoint(run);
   const bool has_own = sys::exists(own) || checkpoint::has_index(own);

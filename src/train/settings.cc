@@ -25,11 +25,15 @@ template <class Number>
 Number parsed(const Setting& bounds, std::string_view text) {
   std::string expected = std::is_same_v<Number, double> ? "a number" : "an integer";
   Number value{};
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc{} && end == text.data() + text.size()) {
-    if (is_within(bounds, static_cast<double>(value))) return value;
-    expected += bounds.most < unbounded ? formatted(" from {} to {}", bounds.least, bounds.most)
-                                        : formatted(" of at least {}", bounds.least);
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool is_number = end == text.data() + text.size() && error != std::errc::invalid_argument;
+  const bool is_readable = is_number && error == std::errc{};
+  const auto number = static_cast<double>(value);
+  if (is_readable && is_within(bounds, number)) return value;
+  if (is_number) {
+    const bool names_most = bounds.most < unbounded || !is_readable || number > bounds.most;
+    expected += names_most ? formatted(" from {} to {}", bounds.least, bounds.most)
+                           : formatted(" of at least {}", bounds.least);
   }
   throw BadInput(formatted("expected {}, found '{}'", expected, text));
 }

@@ -18,6 +18,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chrono>
 #include <functional>
@@ -54,6 +56,20 @@ TEST_F(Collectives, ReportACallThatDiffersBetweenRanks) {
   launch(communicator, 0, first, "all_reduce");
   launch(communicator, 1, second, "broadcast");
   expect_fault(Fault::order, "call 0 of mixed is 'broadcast' on rank 1", "'all_reduce' on rank 0");
+}
+
+TEST_F(Collectives, ReportARootThatDiffersBetweenRanks) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto backend = make_backends(device(rank))(store, rank, 2, std::chrono::seconds(20));
+    std::vector<at::Tensor> values{at::ones({4}, device(rank))};
+    c10d::BroadcastOptions options;
+    options.rootRank = rank;
+    works.push_back(backend->broadcast(values, options));
+  }
+  for (const auto& work : works) work->wait();
+  expect_fault(Fault::order, "root 0", "root 1");
 }
 
 TEST_F(Collectives, ReportARankThatNeverLaunches) {

@@ -1,12 +1,17 @@
 // DistributedDataParallel on the simulated accelerator.
+#include <lockstep/comm/local.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
+#include <lockstep/parallel/sharded/fully_shard.h>
 
 #include "accelerator/small_training.h"
 #include "support/accelerator/expectations.h"
 
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -107,6 +112,77 @@ TEST_F(DataParallel, TheLastBucketIsPostedBeforeTheEndOfBackward) {
     }
   });
 }
+
+// The sizes are odd, so buckets and shards have padding. Only rank 0 uses `some`, and no rank uses
+// `idle`. Parameters and gradients are small whole numbers, which any order of sums leaves exact.
+struct OddNet : torch::nn::Module {
+  OddNet() {
+    both = register_module("both", torch::nn::Linear(7, 5));
+    some = register_module("some", torch::nn::Linear(5, 3));
+    idle = register_module("idle", torch::nn::Linear(3, 3));
+    const at::NoGradGuard no_grad;
+    std::int64_t seed = 1;
+    for (auto& parameter : parameters())
+      parameter.copy_((test::values(parameter.sizes(), seed++) * 4).round());
+  }
+  at::Tensor forward(const at::Tensor& input, bool uses_some) {
+    const at::Tensor hidden = both->forward(input);
+    return uses_some ? hidden.sum() + some->forward(hidden).sum() : hidden.sum();
+  }
+
+  torch::nn::Linear both{nullptr}, some{nullptr}, idle{nullptr};
+};
+
+constexpr int ranks_of_odd_net = 3;
+
+// Returns the gradients of all steps that are defined on this rank. The loss is a multiple of the
+// number of ranks, so averages are whole numbers, too.
+Values gradients_of_odd_net(const Level& level, const Group& group, c10::Device device) {
+  auto model = std::make_shared<OddNet>();
+  model->to(device);
+  Handle handle;
+  if (level) {
+    handle = fully_shard(model, group, {.level = *level, .find_unused_parameters = true});
+  } else {
+    handle = DistributedDataParallel(
+        model, group,
+        {.bucket_bytes = 100, .first_bucket_bytes = 100, .find_unused_parameters = true});
+  }
+  Values found;
+  for (int step = 0; step < 2; ++step) {
+    handle.zero_grad();
+    const auto input = (test::values({2, 7}, 10 * step + group.rank()) * 4).round().to(device);
+    (model->forward(input, group.is_root()) * ranks_of_odd_net).backward();
+    for (const Part& part : handle.named_parameters()) {
+      const at::Tensor& gradient = part.tensor.grad();
+      if (gradient.defined())
+        found[part.name + " of step " + std::to_string(step)] = gradient.detach().clone().cpu();
+    }
+  }
+  return found;
+}
+
+class UnusedOnDevices : public AcceleratorTest, public testing::WithParamInterface<Level> {};
+
+TEST_P(UnusedOnDevices, LeaveNoBytesThatNothingHasWritten) {
+  std::vector<Values> expected(ranks_of_odd_net);
+  run_as_threads(ranks_of_odd_net, [&](const Group& group) {
+    expected[static_cast<std::size_t>(group.rank())] =
+        gradients_of_odd_net(GetParam(), group, c10::kCPU);
+  });
+  for (std::uint64_t seed : {0, 1}) {
+    Machine::get().set({.seed = seed, .lazy = seed % 2 == 0});
+    run_ranks(ranks_of_odd_net, [&](const Group& group, c10::Device device) {
+      const auto found = gradients_of_odd_net(GetParam(), group, device);
+      expect_equal(found, expected[static_cast<std::size_t>(group.rank())]);
+      EXPECT_FALSE(found.empty());
+      for (const auto& [name, gradient] : found)
+        EXPECT_TRUE(gradient.isfinite().all().item<bool>()) << name;
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(OnDevices, UnusedOnDevices, testing::ValuesIn(all_levels), name_of_level);
 
 // Lets the second step fail on rank 1. Rank 1's error must have the text `own`, and the error that
 // rank 0 gets afterwards the text `of_others`.

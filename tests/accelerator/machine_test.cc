@@ -11,6 +11,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 
 #include <optional>
 #include <string>
@@ -173,6 +174,34 @@ TEST_F(Accelerator, ReportsAnOperationInPlaceOnMemoryThatNothingHasWritten) {
   at::add_out(out, filled, filled);
   at::_foreach_zero_({at::empty({16}, first_)});
   expect_no_faults();
+}
+
+// A copy of such memory is no fault, but the values are not the zeros of new pages.
+TEST_F(Accelerator, CopiesMemoryThatNothingHasWrittenAsNan) {
+  const auto tensor = at::empty({16}, first_);
+  tensor.narrow(0, 0, 8).fill_(1);
+  const auto copy = tensor.clone().cpu();
+  EXPECT_EQ(copy.narrow(0, 0, 8).sum().item<float>(), 8);
+  EXPECT_TRUE(copy.narrow(0, 8, 8).isnan().all().item<bool>());
+  EXPECT_TRUE(tensor.narrow(0, 0, 8).eq(1).all().item<bool>());
+}
+
+TEST_F(Accelerator, AddsUpMemoryThatNothingHasWrittenAsNan) {
+  run_ranks(2, [](lockstep::Group group, c10::Device device) {
+    const auto bucket = at::empty({16}, device);
+    bucket.narrow(0, 0, 8).fill_(1);
+    group.all_reduce(bucket).wait();
+    const auto sums = bucket.cpu();
+    EXPECT_EQ(sums.narrow(0, 0, 8).sum().item<float>(), 16);
+    EXPECT_TRUE(sums.narrow(0, 8, 8).isnan().all().item<bool>());
+  });
+}
+
+TEST_F(Accelerator, RefusesAnEventOfAnotherDevice) {
+  c10::Event event(first_.type());
+  event.record(main_);
+  event.record(side_);
+  EXPECT_THROW(event.record(current_stream(device(1))), c10::Error);
 }
 
 TEST_F(Accelerator, ReportsALaunchOnFreedMemory) {

@@ -10,12 +10,14 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <chrono>
 #include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -166,6 +168,27 @@ void free_a_weight_that_another_stream_reads(bool is_made) {
   (void)at::full({256}, 3.F, first());
 }
 
+// An allocator may split the bucket's memory.
+void free_a_bucket_before_a_smaller_allocation(bool is_made) {
+  const auto side = new_stream(first());
+  std::optional<at::Tensor> bucket = at::ones({3000}, first());
+  order(main_stream(), side);
+  reduce_on(side, *bucket);
+  if (!is_made) bucket->record_stream(side);
+  bucket.reset();
+  (void)at::full({64}, 3.F, first());
+  order(side, main_stream());
+}
+
+void use_bytes_beyond_a_block(bool is_made) {
+  const auto tensor = at::ones({256}, first());
+  const auto begin = Machine::get().memory().offset_of(tensor.const_data_ptr());
+  Machine::get().launch(
+      {.stream = number_of(main_stream()),
+       .name = "kernel",
+       .accesses = {{begin, begin + (is_made ? 1028 : 1024), AccessKind::write}}});
+}
+
 void keep_an_address_of_freed_memory(bool is_made) {
   std::optional<at::Tensor> tensor = at::ones({256}, first());
   const auto begin = Machine::get().memory().offset_of(tensor->const_data_ptr());
@@ -200,6 +223,43 @@ void read_a_pinned_buffer_too_early(bool is_made) {
   if (!is_made) main_stream().synchronize();
   volatile float value = static_cast<const float*>(buffer.const_data_ptr())[0];
   (void)value;
+}
+
+void bring_values_back_before_they_are_out(bool is_made) {
+  const auto side = new_stream(first());
+  const auto values = at::ones({256}, first());
+  const auto buffer = at::empty({256}, at::TensorOptions().pinned_memory(true));
+  order(main_stream(), side);
+  {
+    const c10::StreamGuard on(side);
+    buffer.copy_(values, /*non_blocking=*/true);
+  }
+  if (!is_made) order(side, main_stream());
+  (void)buffer.to(first(), /*non_blocking=*/true);
+  order(side, main_stream());
+}
+
+void put_values_out_before_they_are_back(bool is_made) {
+  const auto side = new_stream(first());
+  const auto values = at::ones({256}, first());
+  const auto buffer = at::ones({256}, at::TensorOptions().pinned_memory(true));
+  at::Tensor back;
+  {
+    const c10::StreamGuard on(side);
+    back = buffer.to(first(), /*non_blocking=*/true);
+  }
+  if (!is_made) order(side, main_stream());
+  buffer.copy_(values, /*non_blocking=*/true);
+  order(side, main_stream());
+}
+
+void destroy_an_event_in_a_new_thread(bool is_made) {
+  std::optional<c10::Event> event(std::in_place, first().type());
+  event->record(current_stream(device(1)));
+  std::thread([&] {
+    if (!is_made) c10::impl::VirtualGuardImpl(first().type()).setDevice(device(1));
+    event.reset();
+  }).join();
 }
 
 void index_out_of_range(bool is_made) {
@@ -256,11 +316,17 @@ std::vector<Mistake> mistakes() {
       {"WriteBeyondTheOwnPart", Fault::race, &write_beyond_the_own_part_of_a_bucket},
       {"FreedBucketOfACollective", Fault::reuse, &free_a_bucket_that_a_collective_uses},
       {"FreedWeightOfAnotherStream", Fault::reuse, &free_a_weight_that_another_stream_reads},
+      {"FreedBucketBeforeASmallerAllocation", Fault::reuse,
+       &free_a_bucket_before_a_smaller_allocation},
+      {"BytesBeyondABlock", Fault::freed, &use_bytes_beyond_a_block},
       {"AddressOfFreedMemory", Fault::freed, &keep_an_address_of_freed_memory},
       {"SumInMemoryThatIsNotZeroed", Fault::uninitialised, &add_into_memory_that_is_not_zeroed},
       {"ReadOnTheHost", Fault::touch, &read_on_the_host},
       {"PinnedBufferRefilledTooEarly", Fault::touch, &refill_a_pinned_buffer_too_early},
       {"PinnedBufferReadTooEarly", Fault::touch, &read_a_pinned_buffer_too_early},
+      {"PinnedValuesBackBeforeTheyAreOut", Fault::race, &bring_values_back_before_they_are_out},
+      {"PinnedValuesOutBeforeTheyAreBack", Fault::race, &put_values_out_before_they_are_back},
+      {"EventOfAnotherDeviceInANewThread", Fault::context, &destroy_an_event_in_a_new_thread},
       {"IndexOutOfRange", Fault::kernel, &index_out_of_range},
       {"OtherOrderOnARank", Fault::order, &launch_in_another_order_on_a_rank},
       {"OppositeOrdersOfCommunicators", Fault::order, &launch_two_communicators_in_opposite_orders},

@@ -5,6 +5,7 @@
 
 #include "accelerator/small_training.h"
 #include "comm/backend/accelerator.h"
+#include "parallel/sharded/unit_storage.h"
 #include "support/accelerator/expectations.h"
 
 #include <c10/core/StreamGuard.h>
@@ -12,8 +13,11 @@
 #include <torch/nn.h>
 #include <torch/optim/sgd.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -87,6 +91,46 @@ struct SeparateBranches : torch::nn::Module {
   torch::nn::Linear left{nullptr}, right{nullptr};
 };
 
+// All layers have different sizes, and the layers of the two branches alternate.
+struct UnequalBranches : torch::nn::Module {
+  UnequalBranches() {
+    add(left, "left", {16, 64, 8, 48});
+    add(right, "right", {16, 40, 24, 48});
+    test::fill_parameters(*this, 1);
+  }
+
+  at::Tensor forward(const at::Tensor& input, const std::optional<c10::Stream>& side) {
+    std::optional<c10::Stream> main;
+    if (side) {
+      main = lockstep::current_stream(side->device());
+      order(*main, *side);
+      input.record_stream(*side);
+    }
+    at::Tensor l = input, r = input;
+    for (std::size_t i = 0; i < left.size(); ++i) {
+      {
+        const c10::OptionalStreamGuard guard(side);
+        l = left[i]->forward(l).tanh();
+      }
+      r = right[i]->forward(r).tanh();
+    }
+    if (side) {
+      order(*side, *main);
+      l.record_stream(*main);
+    }
+    return l + r;
+  }
+
+  void add(std::vector<torch::nn::Linear>& branch, const std::string& name,
+           const std::vector<std::int64_t>& widths) {
+    for (std::size_t i = 1; i < widths.size(); ++i)
+      branch.push_back(
+          register_module(name + std::to_string(i), torch::nn::Linear(widths[i - 1], widths[i])));
+  }
+
+  std::vector<torch::nn::Linear> left, right;
+};
+
 // Returns the parameters after some steps.
 template <class Model>
 Values trained_on_two_streams(const Level& level, const Group& group, c10::Device device,
@@ -137,6 +181,35 @@ TEST_P(TwoStreams, TrainLikeOne) {
 
 TEST_P(TwoStreams, OfSeparateLayersTrainLikeOne) {
   expect_two_streams_like_one<SeparateBranches>(GetParam(), {}, {});
+}
+
+// Buffers of one unit are freed to make room for those of another.
+TEST_P(TwoStreams, OfUnequalUnitsTrainLikeOne) {
+  expect_two_streams_like_one<UnequalBranches>(GetParam(), {.units = {"*"}, .prefetch = 2},
+                                               {.bucket_bytes = 2000});
+}
+
+class PooledBuffers : public AcceleratorTest {};
+
+// The memory belongs to the stream that took the buffer first; another stream may still use it when
+// the pool frees it to make room.
+TEST_F(PooledBuffers, AreNotReusedBeforeTheStreamThatGaveThemBackIsDone) {
+  run_ranks(1, [](Group group, c10::Device device) {
+    sharded::BufferPool pool(group);
+    const c10::Stream main = lockstep::current_stream(device), side = new_stream(device);
+    at::Tensor buffer = pool.take(3000, at::kFloat, device);
+    order(main, side);
+    {
+      const c10::StreamGuard guard(side);
+      buffer.fill_(1);
+      pool.give(std::move(buffer));
+    }
+    const at::Tensor smaller = pool.take(1000, at::kFloat, device);
+    EXPECT_EQ(pool.bytes().free, 0);
+    smaller.fill_(2);
+    EXPECT_EQ(smaller.sum().item<float>(), 2000);
+    order(side, main);
+  });
 }
 
 class TwoStreamsInSmallBuckets : public AcceleratorTest {};

@@ -61,7 +61,7 @@ Program data_parallel(DistributedDataParallelOptions (*options)(),
   };
 }
 
-Program sharded(const ShardOptions& options, at::ScalarType dtype = at::kFloat) {
+Program sharded_program(const ShardOptions& options, at::ScalarType dtype = at::kFloat) {
   return [=](Group group, c10::Device device) {
     auto model = model_on(device);
     auto own = options;
@@ -157,13 +157,13 @@ std::vector<Variant> variants() {
                                                  {"ShardGradients", ShardLevel::gradients},
                                                  {"ShardFull", ShardLevel::full}};
   for (const auto& [name, level] : levels) {
-    add(name, sharded({.level = level}));
-    add(name + "OnTheHost", sharded({.level = level, .offload_to_host = true}));
+    add(name, sharded_program({.level = level}));
+    add(name + "OnTheHost", sharded_program({.level = level, .offload_to_host = true}));
     add(name + "Bfloat16",
-        sharded({.level = level, .compute_dtype = at::kBFloat16}, at::kBFloat16));
+        sharded_program({.level = level, .compute_dtype = at::kBFloat16}, at::kBFloat16));
   }
-  add("ShardKeepsUnits", sharded({.reshard_after_forward = false}));
-  add("ShardPrefetchesTwo", sharded({.prefetch = 2}));
+  add("ShardKeepsUnits", sharded_program({.reshard_after_forward = false}));
+  add("ShardPrefetchesTwo", sharded_program({.prefetch = 2}));
   add("ShardAccumulates", &accumulate_sharded);
   add("ShardEvaluatesOnTheHost", &evaluate_before_steps);
   return all;

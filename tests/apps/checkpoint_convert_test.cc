@@ -139,6 +139,43 @@ assert state["transformer.h.0.attn.c_attn.weight"].shape == (8, 24)
 )");
 }
 
+// `lockstep train` writes a large model in shards, each with the metadata of the model.
+TEST_F(Converted, TheIndexOfATrainedGptIsAGptToo) {
+  std::ofstream(folder_ / "book.txt") << std::string(400, 'a') + "bcd efg " + std::string(400, 'b');
+  train(
+      "gpt --data book.txt --out mine --steps 2 --save-every 2 --layers 1 --heads 2 --width 8 "
+      "--block 8");
+  expect_python(R"(
+import json, struct
+whole = open("mine/model.safetensors", "rb").read()
+begin = 8 + struct.unpack("<Q", whole[:8])[0]
+header = json.loads(whole[8:begin])
+metadata = {key: text for key, text in header.pop("__metadata__").items() if key[:6] != "crc32."}
+os.mkdir("shards")
+weight_map = {}
+for part in range(2):
+    name = f"model-0000{part + 1}-of-00002.safetensors"
+    entries, body = {"__metadata__": metadata}, b""
+    for tensor in sorted(header)[part::2]:
+        first, last = header[tensor]["data_offsets"]
+        entries[tensor] = dict(header[tensor], data_offsets=[len(body), len(body) + last - first])
+        body += whole[begin + first:begin + last]
+        weight_map[tensor] = name
+    text = json.dumps(entries).encode()
+    with open("shards/" + name, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + body)
+with open("shards/model.safetensors.index.json", "w") as file:
+    json.dump({"weight_map": weight_map}, file)
+)");
+  expect("convert mine hub", 0, {"hub: "});
+  expect("convert shards/model.safetensors.index.json hub2", 0, {"from shards of safetensors"});
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "hub2/config.json"));
+  expect("diff hub/model.safetensors hub2/model.safetensors", 0, {"the same"});
+  const ShellResult generated =
+      run("generate shards/model.safetensors.index.json --prompt a --tokens 3 --greedy");
+  EXPECT_EQ(generated.exit_code, 0) << generated.output;
+}
+
 TEST_F(Converted, ATrainedLlamaIsALlamaOfTheHubs) {
   std::ofstream(folder_ / "book.txt") << std::string(400, 'a') + "bcd efg " + std::string(400, 'b');
   train(

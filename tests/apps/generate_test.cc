@@ -96,6 +96,16 @@ TEST_F(GenerateProgram, RanksOfTensorParallelismWriteTheSameText) {
       << alone.output;
 }
 
+TEST_F(GenerateProgram, RanksThatDoNotComputeTogetherAreRefused) {
+  const ShellResult two = in_folder("lockstep run -n 2 " LOCKSTEP_PROGRAM_DIR
+                                    "/lockstep generate runs/mine --tokens 3 2>&1");
+  EXPECT_EQ(two.exit_code, 1) << two.output;
+  EXPECT_NE(two.output.find("--mesh is missing: each of 2 ranks would print the text: give --mesh "
+                            "tp=2, or start one process"),
+            std::string::npos)
+      << two.output;
+}
+
 // In a model with mixtures, each rank has all experts and half of everything else.
 TEST_F(GenerateProgram, RanksOfTensorParallelismComputeMixturesToo) {
   const ShellResult trained = in_folder(
@@ -199,8 +209,8 @@ std::string python_of_the_document() {
 TEST_F(GenerateProgram, ThePythonOfTheDocumentWritesTheSameText) {
   if (!test::python()) GTEST_SKIP() << test::no_python;
   std::ofstream(*folder_ / "document.py") << python_of_the_document();
-  ShellResult python = shell("cd " + folder_->path().string() + " && OMP_NUM_THREADS=1 " +
-                             test::python()->string() + " document.py");
+  ShellResult python = shell("cd " + folder_->path().string() + " && OMP_NUM_THREADS=1 '" +
+                             test::python()->string() + "' document.py");
   EXPECT_EQ(python.exit_code, 0) << python.output;
   EXPECT_EQ(python.output, generate("runs/mine --prompt a --tokens 40 --greedy").output);
 }

@@ -138,8 +138,8 @@ TEST_F(TrainProgram, ASignalEndsARunOnServersInOrder) {
 TEST_F(TrainProgram, TrainsUnderTorchrun) {
   if (!test::python()) GTEST_SKIP() << test::no_python;
   // Like --standalone, but also works on hosts without a hosts entry for localhost.
-  ShellResult run = shell("OMP_NUM_THREADS=1 " + test::python()->string() +
-                          " -m torch.distributed.run --no-python --nnodes 1 --rdzv-backend c10d"
+  ShellResult run = shell("OMP_NUM_THREADS=1 '" + test::python()->string() +
+                          "' -m torch.distributed.run --no-python --nnodes 1 --rdzv-backend c10d"
                           " --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1"
                           " --nproc-per-node 2 " +
                           program("lockstep-train") + tiny_gpt() + " 2>&1");

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <regex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -55,6 +57,15 @@ TEST_F(Log, TheLevelHidesWhatIsBelow) {
   EXPECT_NE(text.find("error: yes"), std::string::npos);
   log::set_level(log::Level::off);
   EXPECT_EQ(captured([] { log::error("no"); }), "");
+}
+
+// The level is read once per process, so another process runs a test of this file.
+TEST_F(Log, AnEmptyLevelIsTheUsualOne) {
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
+  const std::string command = "LOCKSTEP_LOG= '" + program +
+                              "' --gtest_filter=Log.ALineHasTimeLevelAndText 2>&1 | "
+                              "grep -q LOCKSTEP_LOG";
+  EXPECT_NE(std::system(command.c_str()), 0) << "it warns";
 }
 
 TEST_F(Log, LinesOfThreadsStayWhole) {

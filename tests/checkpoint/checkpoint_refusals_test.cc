@@ -57,6 +57,35 @@ TEST(CheckpointRefusals, WhatWouldBeForgottenIsRefused) {
   test::expect_words(loading(plain.path(), false, true), {"LoadOptions has a scaler"});
 }
 
+TEST(CheckpointRefusals, AScheduleThatIsTooShortIsRefusedBeforeAnyChange) {
+  TemporaryFolder out;
+  run_as_threads(2, [&](Group group) {
+    Training training(std::nullopt, "adamw", group);
+    optim::Scheduler scheduler(*training.optimizer, optim::one_cycle({.steps = 100}));
+    for (int step = 0; step < 20; ++step) scheduler.step();
+    training.step();
+    save(out.path(), training.handle, *training.optimizer, {.step = 20}, {.scheduler = &scheduler});
+  });
+  const std::string line = refusal(2, [&](Group group) {
+    Training training(std::nullopt, "adamw", group);
+    optim::Scheduler scheduler(*training.optimizer, optim::one_cycle({.steps = 10}));
+    const std::vector<double> rates = scheduler.rates();
+    auto before = training.handle.state_dict();
+    for (auto& [name, tensor] : before) tensor = tensor.clone();
+    const std::string found = test::message_of<CollectiveFailure>([&] {
+      (void)load_latest(out.path(), training.handle, *training.optimizer,
+                        {.scheduler = &scheduler});
+    });
+    const auto after = training.handle.state_dict();
+    for (const auto& [name, tensor] : before) EXPECT_TRUE(after.at(name).equal(tensor)) << name;
+    EXPECT_TRUE(training.optimizer->state().empty());
+    EXPECT_EQ(scheduler.rates(), rates);
+    EXPECT_EQ(scheduler.step_number(), 0);
+    throw CollectiveFailure(found, 0);
+  });
+  test::expect_words(line, {"schedule one_cycle: step 20 is after its last step, 10"});
+}
+
 TEST(CheckpointRefusals, OptimizersThatCannotBeSavedAreRefusedByName) {
   TemporaryFolder out;
   for (int ranks : {1, 2}) {

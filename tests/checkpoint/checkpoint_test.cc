@@ -4,9 +4,12 @@
 
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/schedule.h>
+#include <lockstep/parallel/data/diloco.h>
+#include <lockstep/parallel/data/local_sgd.h>
 #include <lockstep/parallel/sharded/deferred.h>
 
 #include "base/format.h"
+#include "checkpoint/optimizer_state.h"
 #include "checkpoint/small_training.h"
 #include "support/messages.h"
 #include "support/python.h"
@@ -14,6 +17,9 @@
 #include "support/torch/ranks.h"
 
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
 
 #include <algorithm>
 #include <array>
@@ -157,6 +163,49 @@ TEST(Checkpoint, BuffersAreRankZeros) {
                   .eq(1)
                   .all()
                   .item<bool>());
+}
+
+// Trains with other gradients and another number of steps on each rank, saves, and compares the
+// file with the optimizer's state of rank 0.
+void expect_optimizer_of_rank_0(Handle& handle, const fs::path& out,
+                                const std::function<void()>& after_step) {
+  torch::optim::AdamW adamw(handle.parameters(), torch::optim::AdamWOptions(0.01));
+  for (int step = 0; step < 2; ++step) {
+    handle.zero_grad();
+    at::Tensor loss = at::zeros({});
+    for (const at::Tensor& parameter : handle.parameters())
+      loss = loss + parameter.sum() * (1.0 + handle.group().rank());
+    loss.backward();
+    for (int i = 0; i <= handle.group().rank(); ++i) adamw.step();
+    after_step();
+  }
+  const fs::path folder = save(out, handle, adamw, {.step = 2});
+  if (handle.group().rank() > 0) return;
+  NamedParameters names;
+  for (const Part& part : handle.named_parameters()) names.emplace_back(part.name, part.tensor);
+  const NamedTensors expected = optimizer_state(adamw, names);
+  const NamedTensors found = read_safetensors(folder / "optimizer.safetensors").tensors;
+  EXPECT_EQ(expected.size(), 12u);
+  EXPECT_EQ(found.size(), expected.size());
+  for (const auto& [name, tensor] : found) EXPECT_TRUE(tensor.equal(expected.at(name))) << name;
+}
+
+torch::nn::Sequential two_layers() {
+  return torch::nn::Sequential(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+}
+
+TEST(Checkpoint, OptimizersThatDifferAreRankZeros) {
+  TemporaryFolder out;
+  run_as_threads(2, [&](Group group) {
+    LocalSgd local(two_layers(), group, {.period = 1});
+    expect_optimizer_of_rank_0(local, out / "local", [&] { local.step(); });
+    DiLoCo diloco(two_layers(), group, {.inner_steps = 2});
+    expect_optimizer_of_rank_0(diloco, out / "diloco", [&] { diloco.step(); });
+    auto hook = post_local_sgd({.start_step = 0});
+    DistributedDataParallel ddp(two_layers(), group, {.hook = hook});
+    ModelAverager averager(ddp.parameters(), {{1, group}}, /*warmup_steps=*/0, hook);
+    expect_optimizer_of_rank_0(ddp, out / "post_local", [&] { averager.step(); });
+  });
 }
 
 TEST(Checkpoint, IgnoredTensorsAreEachRanksOwn) {
@@ -303,6 +352,25 @@ TEST(Model, OneFileHasTiedWeightsOnceOrUnderEachName) {
                          {"out.weight is tied to in.weight: expected equal values"});
     });
   EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"once", "twice"}));
+}
+
+TEST(Model, TiedWeightsMayHaveANaN) {
+  TemporaryFolder folder;
+  const fs::path file = folder / "model";
+  run_as_threads(2, [&](Group group) {
+    Training training(test::all_strategies[0], "sgd", group);
+    save_model(file, training.handle, {.aliases = true});
+    group.barrier().wait();
+    if (group.is_root())
+      change(file, [](NamedTensors& t) {
+        for (const char* name : {"in.weight", "out.weight"})
+          t.at(name).view({-1})[0] = std::numeric_limits<double>::quiet_NaN();
+      });
+    group.barrier().wait();
+    load_model(file, training.handle);
+    const auto found = training.handle.state_dict();
+    EXPECT_EQ(found.at("in.weight").isnan().sum().item<std::int64_t>(), 1);
+  });
 }
 
 }  // namespace

@@ -27,6 +27,14 @@ namespace {
 
 using layout::Box;
 
+// The number of elements in these boxes exceeds an int64.
+TEST(ChunkCover, LargeBoxesThatOverlapAreRefused) {
+  const std::vector<std::int64_t> sizes{std::int64_t{1} << 61};
+  const std::vector<Box> boxes(5, Box{{0}, sizes});
+  EXPECT_NE(test::message_of<BadInput>([&] { check_cover("w", sizes, boxes); }).find("overlap"),
+            std::string::npos);
+}
+
 // A grid of rows x columns boxes of 2 x 3 elements, in random order.
 std::vector<Box> grid(std::int64_t rows, std::int64_t columns, std::mt19937& random) {
   std::vector<Box> boxes;
@@ -193,6 +201,32 @@ pickle.dump(metadata, open(sys.argv[1], "wb"))
   ASSERT_EQ(folder.in_order().size(), 350u);
   EXPECT_EQ(folder.in_order()[9]->first, "model.t9");
   EXPECT_EQ(folder.entries().at("model.t349").chunks.size(), 1024u);
+}
+
+// Values that PyTorch saved as one entry: a dict with the keys 0 and 1, which is not a list, and 40
+// dicts, each of which has the previous one twice.
+TEST_F(DistributedCheckpoint, SavedValuesStayAsTheyAre) {
+  expect_python(R"(
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+shared = {"a": 1}
+for _ in range(40):
+    shared = {"x": shared, "y": shared}
+values = {"counts": {0: 5, 1: 7}, "shared": shared}
+class Planner(DefaultSavePlanner):
+    def transform_object(self, item, value):
+        return super().transform_object(item, values.get(item.index.fqn, value))
+dcp.save({"counts": 1, "shared": 1, "w": torch.ones(2)}, checkpoint_id=sys.argv[1],
+         planner=Planner(flatten_state_dict=False), no_dist=True)
+)",
+                {(folder_ / "dcp").string()});
+  const auto saved = read_distributed_checkpoint(folder_ / "dcp").toGenericDict();
+  const auto counts = saved.at("counts");
+  ASSERT_TRUE(counts.isGenericDict()) << counts.tagKind();
+  EXPECT_EQ(counts.toGenericDict().at(std::int64_t{1}).toInt(), 7);
+  c10::IValue value = saved.at("shared");
+  for (int level = 0; level < 40; ++level) value = value.toGenericDict().at("y");
+  EXPECT_EQ(value.toGenericDict().at("a").toInt(), 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, WrittenOnRanks, testing::Values(1, 2, 3, 4));

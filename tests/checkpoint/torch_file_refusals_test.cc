@@ -166,6 +166,18 @@ zipped(b"\x80\x02(]q\x00" + lists + b"t.", {})
   EXPECT_THROW((void)tensors_in(saved), BadInput);
 }
 
+// 2^30 names of up to 8 MB: a dict has one key in many places, and the file has the key once.
+TEST_F(RefusedTorchFile, LongNamesOfSharedValues) {
+  const auto saved = from_python(R"(
+key, x = "k" * (1 << 18), 1
+for _ in range(30):
+    x = {key: x, "b": x}
+torch.save(x, sys.argv[1])
+)");
+  test::expect_words(test::message_of<BadInput>([&] { (void)tensors_in(saved); }),
+                     {"with names of at most 1073741824 bytes, found more"});
+}
+
 TEST_F(RefusedTorchFile, WhatCannotBeWritten) {
   auto refusal = [&](const IValue& value) {
     try {

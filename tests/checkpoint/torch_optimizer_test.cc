@@ -4,6 +4,8 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/torch_optimizer.h>
+#include <lockstep/comm/local.h>
+#include <lockstep/global/tensor.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
 
@@ -13,7 +15,12 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <cmath>
+#include <functional>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace lockstep::checkpoint {
 namespace {
@@ -116,6 +123,57 @@ torch.save(optimizer.state_dict(), sys.argv[1])
   EXPECT_EQ(static_cast<const torch::optim::AdamWOptions&>(group.options()).lr(), 0.25);
   EXPECT_EQ(optimizer.state().count(group.params()[0].unsafeGetTensorImpl()), 1u);
   EXPECT_EQ(optimizer.state().count(group.params()[1].unsafeGetTensorImpl()), 0u);
+}
+
+// Python's optimizer ascends, too, and continues in the same direction.
+TEST_F(TorchOptimizer, KeepsTheDirection) {
+  const std::string ascends = R"(
+w = torch.zeros(3)
+optimizer = torch.optim.AdamW([w], lr=0.5, maximize=True)
+w.grad = torch.ones(3)
+optimizer.step()
+assert (w > 0).all()
+torch.save(optimizer.state_dict(), sys.argv[1])
+)";
+  const auto saved = from_python(ascends);
+  const at::Tensor w = at::zeros({3});
+  optim::AdamW ours({w}, torch::optim::AdamWOptions(1), {.maximize = true});
+  load_torch_optimizer(ours, saved);
+  w.mutable_grad() = at::ones({3});
+  ours.step();
+  EXPECT_TRUE(w.gt(0).all().item<bool>());
+  write_torch_file(path(), torch_optimizer(ours));
+  expect_python(R"(
+optimizer = torch.optim.AdamW([torch.zeros(3)], lr=1)
+optimizer.load_state_dict(torch.load(sys.argv[1], weights_only=True))
+assert optimizer.param_groups[0]["maximize"] is True
+)",
+                {path()});
+  optim::AdamW descends({w}, torch::optim::AdamWOptions(1));
+  const std::string refused =
+      test::message_of<BadInput>([&] { load_torch_optimizer(descends, saved); });
+  test::expect_words(refused, {"param_groups.0.maximize: expected false", "found true"});
+  auto other = torch_optimizer(descends);
+  test::expect_words(test::message_of<BadInput>([&] { load_torch_optimizer(ours, other); }),
+                     {"param_groups.0.maximize: expected true", "found false"});
+}
+
+TEST(TorchOptimizerRefusals, AShardOfAGlobalTensorIsAPart) {
+  run_as_threads(2, [](Group group) {
+    const Mesh mesh(group, {{"tp", -1}});
+    const at::Tensor divided =
+        distribute(at::ones({4, 2}), mesh, {Shard(0)}).detach().requires_grad_();
+    const at::Tensor whole =
+        distribute(at::ones({4, 2}), mesh, {Replicate()}).detach().requires_grad_();
+    optim::AdamW of_parts({divided}, torch::optim::AdamWOptions(1));
+    optim::AdamW of_wholes({whole}, torch::optim::AdamWOptions(1));
+    const auto state = torch_optimizer(of_wholes);
+    for (const auto& refused :
+         std::vector<std::function<void()>>{[&] { (void)torch_optimizer(of_parts); },
+                                            [&] { load_torch_optimizer(of_parts, state); }})
+      test::expect_words(test::message_of<InvalidArgument>(refused),
+                         {"expected whole parameters, found a part of one"});
+  });
 }
 
 TEST(TorchOptimizerRefusals, NameWhatDoesNotFit) {

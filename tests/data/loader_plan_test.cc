@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <limits>
 #include <set>
 #include <vector>
 
@@ -27,6 +29,9 @@ TEST(LoaderPlan, CutsAnOrderIntoPieces) {
             (std::vector<std::size_t>{4, 4}));
   EXPECT_EQ(piece_sizes(LoaderPlan(8, {.batch_size = 4})), (std::vector<std::size_t>{4, 4}));
   EXPECT_EQ(piece_sizes(LoaderPlan(3, {.batch_size = 4})), (std::vector<std::size_t>{3}));
+
+  EXPECT_EQ(piece_sizes(LoaderPlan(10, {.batch_size = std::numeric_limits<std::int64_t>::max()})),
+            (std::vector<std::size_t>{10}));
 
   const LoaderPlan plan(10, {.batch_size = 4, .shuffle = false});
   const auto order = plan.order(0);

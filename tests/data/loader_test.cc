@@ -13,7 +13,10 @@
 #include <torch/data/transforms/stack.h>
 
 #include <atomic>
+#include <chrono>
+#include <memory>
 #include <thread>
+#include <type_traits>
 
 namespace lockstep::data {
 namespace {
@@ -163,6 +166,37 @@ TEST(Loader, AnEpochMayOutliveItsLoader) {
   std::size_t count = 0;
   for ([[maybe_unused]] auto& batch : epoch) ++count;
   EXPECT_EQ(count, 2u);
+}
+
+static_assert(!std::is_copy_constructible_v<Loader<Example<>>>, "a copy would share the position");
+static_assert(std::is_move_constructible_v<Loader<Example<>>>);
+
+TEST(Loader, HoldsNoGroup) {
+  auto groups = local_groups(2, std::chrono::seconds(20));
+  auto own = loader(Squares{10}, {.batch_size = 4, .group = groups[1]});
+  groups.pop_back();
+  EXPECT_THROW(groups[0].barrier().wait(), PeerLost);
+  EXPECT_EQ(batches_of(own, 0).size(), 3u);
+}
+
+TEST(Loader, EachWorkerReadsABatchAhead) {
+  constexpr int workers = 4;
+  struct Meeting : Squares {
+    std::shared_ptr<std::atomic<int>> readers = std::make_shared<std::atomic<int>>(0);
+    [[nodiscard]] Example<> get(std::size_t index) const {
+      const auto limit = Deadline::after(std::chrono::seconds(20));
+      for (++*readers; *readers < workers && !limit.passed();)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return Squares::get(index);
+    }
+  };
+  Meeting meeting{{workers}};
+  auto one = loader(meeting, {.batch_size = 1, .workers = workers, .prefetch = 1});
+  auto epoch = one.epoch(0);
+  const auto limit = Deadline::after(std::chrono::seconds(20));
+  while (*meeting.readers < workers && !limit.passed())
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(*meeting.readers, workers) << "before the program has taken a batch";
 }
 
 TEST(Loader, OneEpochAtATime) {

@@ -136,6 +136,28 @@ TEST(Prefetcher, MayBeLeftAtAnyPoint) {
   }
 }
 
+// Otherwise leaving an epoch takes as long as the workers' items together.
+TEST(Prefetcher, StopsAllWorkersBeforeItWaitsForOne) {
+  constexpr int workers = 4;
+  std::atomic<int> begun = 0;
+  std::atomic<bool> may_end = false;
+  auto make = [&](std::int64_t number) {
+    ++begun;
+    while (!may_end) std::this_thread::sleep_for(1ms);
+    return item(number);
+  };
+  std::jthread opener;
+  {
+    const Prefetcher prefetcher(0, 100, std::vector<Prefetcher::Make>(workers, make), 100);
+    while (begun < workers) std::this_thread::sleep_for(1ms);
+    opener = std::jthread([&] {
+      std::this_thread::sleep_for(2s);
+      may_end = true;
+    });
+  }
+  EXPECT_EQ(begun, workers);
+}
+
 TEST(Prefetcher, IsLeftAloneInAForkedChildAndTakesNoSignals) {
   test::expect_ranks(1, [](int) {
     std::size_t before = test::other_threads();  // a sanitizer may have its own thread

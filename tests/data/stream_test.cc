@@ -7,10 +7,14 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <numeric>
 #include <set>
+#include <thread>
+#include <type_traits>
 #include <utility>
 
 namespace lockstep::data {
@@ -162,6 +166,73 @@ TEST(Stream, GoesOnWhereItStopped) {
   other.global_batch = 8;
   EXPECT_NE(test::refusal([&] { again.resume(other); }).find(R"("global_batch":6)"),
             std::string::npos);
+}
+
+// A file of the stream may be missing for a moment.
+TEST(Stream, AStreamThatCannotBeMadeLosesNoPosition) {
+  bool fails = false;
+  auto loader = stream_loader(
+      [&](std::int64_t) {
+        if (std::exchange(fails, false)) throw BadInput("the file is missing");
+        return Counting{12};
+      },
+      {.batch_size = 4});
+  const Batches whole = all_of(loader);
+  LoaderState state = loader.state();
+  state.batches = 1;
+  loader.resume(state);
+  fails = true;
+  EXPECT_EQ(test::refusal([&] { (void)loader.epoch(0); }), "the file is missing");
+  EXPECT_EQ(loader.state(), state);
+  EXPECT_EQ(all_of(loader), Batches(whole.begin() + 1, whole.end()));
+}
+
+static_assert(!std::is_copy_constructible_v<StreamLoader<Counting>>,
+              "a copy would share the position");
+static_assert(std::is_move_constructible_v<StreamLoader<Counting>>);
+
+TEST(Stream, HoldsNoGroup) {
+  std::vector<Group> groups = local_groups(2, std::chrono::seconds(20));
+  auto loader = stream_loader([](std::int64_t) { return Counting{8}; },
+                              {.batch_size = 4, .group = groups[1]});
+  groups.pop_back();
+  EXPECT_THROW(groups[0].barrier().wait(), PeerLost);
+  EXPECT_EQ(all_of(loader).size(), 2u);
+}
+
+// Otherwise leaving an epoch takes as long as the workers' batches together.
+TEST(Stream, StopsAllWorkersBeforeItWaitsForOne) {
+  constexpr int workers = 3;
+  std::atomic<int> begun = 0;
+  std::atomic<bool> may_end = false;
+  struct Slow : Skipping {
+    std::atomic<int>* begun = nullptr;
+    std::atomic<bool>* may_end = nullptr;
+    std::optional<torch::data::TensorExample> next() {
+      ++*begun;
+      while (!*may_end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return Counting::next();
+    }
+  };
+  auto loader = stream_loader(
+      [&](std::int64_t) {
+        Slow stream;
+        stream.end = 100;
+        stream.begun = &begun;
+        stream.may_end = &may_end;
+        return stream;
+      },
+      {.batch_size = 1, .workers = workers, .prefetch = 4});
+  std::jthread opener;
+  {
+    const auto range = loader.epoch(0);
+    while (begun < workers) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    opener = std::jthread([&] {
+      std::this_thread::sleep_for(std::chrono::seconds(2));
+      may_end = true;
+    });
+  }
+  EXPECT_EQ(begun, workers);
 }
 
 TEST(Stream, ReadsOnlyItsOwnWhereItCanSkip) {

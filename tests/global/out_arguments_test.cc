@@ -1,4 +1,5 @@
 // out= tensors of other sizes than the operands, and of operations for which rules make kernels.
+#include "support/messages.h"
 #include "tests_of_global.h"
 
 #include <torch/torch.h>
@@ -7,6 +8,8 @@ namespace lockstep {
 namespace {
 
 using test::expect_as_plain;
+using test::expect_words;
+using test::message_of;
 using test::numbers;
 using test::Put;
 
@@ -52,6 +55,57 @@ TEST(OutArguments, OfFewerColumnsThanRanks) {
         at::index_select_out(rows, x, 0, put(at::tensor({3, 1}), {Replicate()}));
         return rows;
       });
+}
+
+TEST(OutArguments, LikeAPartialTensor) {
+  for (const Placement& of_out : of_rows)
+    expect_as_plain({2}, [&](const Put& put) {
+      at::Tensor x = put(waves({4, 6}), {Partial()}), zeros = put(waves({4, 6}), {of_out}),
+                 ones = put(waves({4, 6}), {of_out}), fives = put(waves({4, 6}), {of_out}),
+                 any = put(waves({4, 6}), {of_out});
+      at::zeros_like_out(zeros, x);
+      at::ones_like_out(ones, x);
+      at::full_like_out(fives, x, 5);
+      at::empty_like_out(any, x);
+      return at::cat({zeros, ones, fives, any.zero_()});
+    });
+}
+
+TEST(OutArguments, OfCat) {
+  for (const Placement& cut : of_rows)
+    for (const Placement& of_out : of_rows)
+      expect_as_plain({2}, [&](const Put& put) {
+        at::Tensor x = put(waves({4, 6}), {cut}), y = put(waves({4, 6}).cos(), {cut}),
+                   less = put(waves({2, 6}), {cut});
+        at::Tensor long_one = put(at::zeros({8, 6}), {of_out}),
+                   shorter = put(at::zeros({6, 6}), {of_out}),
+                   wide = put(at::zeros({4, 12}), {of_out});
+        at::cat_out(long_one, {x, y});
+        at::cat_out(shorter, {x, less});
+        at::cat_out(wide, {x, y}, 1);
+        return at::cat({long_one.view({-1}), shorter.view({-1}), wide.view({-1})});
+      });
+}
+
+TEST(OutArguments, OfCatHaveTheSizesOfTheResult) {
+  run_as_threads(2, [](Group world) {
+    Mesh mesh = test::mesh_of_ranks(world, {2});
+    at::Tensor x = distribute(waves({4, 6}), mesh, {Shard(0)});
+    for (const std::vector<std::int64_t>& sizes :
+         std::vector<std::vector<std::int64_t>>{{0}, {4, 6}, {9, 6}}) {
+      at::Tensor out = distribute(at::zeros(sizes), mesh, {Replicate()});
+      expect_words(message_of<InvalidArgument>([&] {
+                     at::cat_out(out, {x, x});
+                   }),
+                   {"aten::cat", "[8, 6] to write to"});
+    }
+    at::Tensor out = distribute(at::zeros({8, 6}), mesh, {Shard(0)});
+    at::Tensor narrow = distribute(waves({4, 5}), mesh, {Shard(0)});
+    expect_words(message_of<InvalidArgument>([&] {
+                   at::cat_out(out, {x, narrow});
+                 }),
+                 {"aten::cat", "all dims but dim 0", "[4, 6]", "[4, 5]"});
+  });
 }
 
 TEST(OutArguments, OfRandomOperationsCompareGenerators) {

@@ -100,6 +100,15 @@ TEST(Rules, AWrongOneIsFoundAtTheFirstCall) {
   at::Tensor x = distribute(at::arange(6), mesh, {Replicate()});
   expect_words(message_of<InvalidArgument>([&] { call("lockstep_test_global::badly_ruled", x); }),
                {"badly_ruled", "its rule"});
+  register_rule("lockstep_test_global::badly_ruled", [](const RuleCall& call) {
+    Rule rule;
+    rule.operands.emplace_back(1, rule.add());
+    rule.results = {{call.sizes(0), rule.operands[0]}};
+    rule.more.push_back({{Shard(0), Shard(0)}, {Shard(0)}});
+    return rule;
+  });
+  expect_words(message_of<InvalidArgument>([&] { call("lockstep_test_global::badly_ruled", x); }),
+               {"badly_ruled", "each choice of its rule", "found 2 and 1"});
   expect_words(message_of<InvalidArgument>([] { register_rule("my::op", "a b"); }), {"->", "a b"});
   expect_words(message_of<InvalidArgument>([] { register_rule("my::op", "a+ -> a"); }), {"a+"});
   expect_words(message_of<InvalidArgument>([] { register_rule("op", "a -> a"); }), {"aten::mm"});

@@ -7,6 +7,8 @@
 
 #include <torch/torch.h>
 
+#include <limits>
+
 namespace lockstep {
 namespace {
 
@@ -43,6 +45,53 @@ TEST(GlobalOperations, OutTensorsOfOtherSizesAreRefused) {
     at::Tensor x = distribute(numbers({4}), mesh, {Shard(0)});
     EXPECT_THROW((void)at::add_out(out, x, x), InvalidArgument);
     EXPECT_EQ(out.numel(), 0);
+  });
+}
+
+TEST(GlobalOperations, LargerOutTensorsAreRefused) {
+  run_as_threads(2, [](Group world) {
+    Mesh mesh = test::mesh_of_ranks(world, {2});
+    for (Placement one : {Placement(), Placement(Shard(0))}) {
+      at::Tensor x = distribute(numbers({4}), mesh, {one});
+      at::Tensor out = distribute(at::zeros({3, 4}), mesh, {one});
+      const std::vector<std::int64_t> before = local_tensor(out).sizes().vec();
+      expect_words(message_of<InvalidArgument>([&] { (void)at::add_out(out, x, x); }),
+                   {"aten::add", "[4]", "[3, 4]"});
+      EXPECT_THROW((void)at::abs_out(out, x), InvalidArgument);
+      EXPECT_THROW((void)at::where_out(out, x > 2, x, x), InvalidArgument);
+      EXPECT_EQ(local_tensor(out).sizes(), at::IntArrayRef(before));
+      EXPECT_TRUE(full_tensor(out).equal(at::zeros({3, 4})));
+    }
+  });
+}
+
+TEST(GlobalOperations, RanksAgreeOnWhetherATensorEqualsItself) {
+  run_as_threads(2, [](Group world) {
+    Mesh mesh = test::mesh_of_ranks(world, {2});
+    at::Tensor whole = numbers({4});
+    at::Tensor x = distribute(whole, mesh, {Shard(0)});
+    EXPECT_TRUE(at::equal(x, x));
+    whole[0] = std::numeric_limits<float>::quiet_NaN();
+    at::Tensor with_nan = distribute(whole, mesh, {Shard(0)});
+    EXPECT_EQ(at::equal(with_nan, with_nan), at::equal(whole, whole));
+  });
+}
+
+TEST(GlobalOperations, AnEmptyListOfDimsIsThatOfOneProcess) {
+  for (Placement one : {Placement(), Placement(Shard(0)), Placement(Partial())})
+    expect_as_plain({2}, [one](const Put& put) {
+      at::Tensor x = put(numbers({3, 1, 4}) - 3, {one});
+      const at::IntArrayRef none{};
+      return at::cat({x.squeeze(none), x.any(none).to(at::kFloat), x.all(none).to(at::kFloat),
+                      x.sum(none, /*keepdim=*/true).expand({1, 1, 4})});
+    });
+}
+
+TEST(GlobalOperations, ATensorWithoutDimsIsNotSplit) {
+  expect_as_plain(
+      {2}, [](const Put& put) { return at::unsafe_split(put(at::ones({}), {Replicate()}), 1)[0]; });
+  expect_as_plain({2}, [](const Put& put) {
+    return at::unsafe_split_with_sizes(put(at::ones({}), {Replicate()}), {1})[0];
   });
 }
 

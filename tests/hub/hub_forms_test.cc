@@ -12,6 +12,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 
 namespace lockstep {
@@ -54,6 +55,22 @@ TEST(HubForms, ALlamaWithoutItsHeadLoadsIfTheHeadIsTied) {
     for (const auto& [name, tensor] : state_dict(*std::get<models::Llama>(loaded)))
       EXPECT_TRUE(tensor.equal(expected.at(name))) << name;
   }
+}
+
+TEST(HubForms, TiedWeightsMayHaveANaN) {
+  test::TemporaryFolder folder;
+  hub::save_language_model(folder.path(), small_llama(true));
+  const fs::path file = folder / "model.safetensors";
+  checkpoint::NamedTensors tensors;
+  const checkpoint::Safetensors whole = checkpoint::read_safetensors(file);
+  for (const auto& [name, tensor] : whole.tensors) tensors.emplace(name, tensor.clone());
+  at::Tensor embedding = tensors.at("model.embed_tokens.weight");
+  embedding[0][0] = std::numeric_limits<float>::quiet_NaN();
+  tensors.emplace("lm_head.weight", embedding.clone());
+  checkpoint::write_safetensors(file, tensors, {{"format", "pt"}});
+  const hub::LanguageModel loaded = hub::load_language_model(folder.path());
+  const auto found = state_dict(*std::get<models::Llama>(loaded));
+  EXPECT_TRUE(found.at("lm_head.weight")[0][0].isnan().item<bool>());
 }
 
 TEST(HubForms, WeightsOfPicklesAreNamed) {

@@ -47,6 +47,21 @@ must_say("^--ranks\n" ${complete} train mlp --ra)
 must_say("^gpt\n" ${complete} train g)
 must_say("^--node-rank\n" ${complete} run --node-)
 
+# An installed plug-in finds its MPI in the folder in which the build found it.
+file(GLOB plugins "${BUILD_FOLDER}/lib/lockstep_mpi_*.so")
+foreach(plugin IN LISTS plugins)
+  must(readelf -d "${plugin}")
+  if(output MATCHES "R(UN)?PATH[^[]*(\\[[^]:]+)")
+    set(path "${CMAKE_MATCH_2}")
+    get_filename_component(name "${plugin}" NAME)
+    must(readelf -d "${PREFIX}/${LIBRARY_FOLDER}/lockstep/${name}")
+    string(FIND "${output}" "${path}" at)
+    if(at EQUAL -1)
+      message(FATAL_ERROR "the installed ${name} does not look for MPI in ${path}]:\n${output}")
+    endif()
+  endif()
+endforeach()
+
 # The manual names every command that is installed.
 file(READ "${PREFIX}/share/man/man1/lockstep.1" manual)
 must("${PREFIX}/bin/lockstep" help)
@@ -162,8 +177,14 @@ foreach(library IN ITEMS c10 torch_cpu)
   file(MAKE_DIRECTORY "${fake}/lib")
   file(CREATE_LINK "${LIBTORCH_FOLDER}/lib/lib${library}.so" "${fake}/lib/lib${library}.so" SYMBOLIC)
 endforeach()
-must_refuse("unsuitable version \"2.99.0\"" ${CMAKE_COMMAND} -S "${SOURCE_FOLDER}/keyword" -B "${WORK_FOLDER}/refused"
-  -G Ninja "-DCMAKE_PREFIX_PATH=${PREFIX}" "-DLibTorch_ROOT=${fake}")
+# Each way to name it comes before the LibTorch that Lockstep was built with.
+set(consumer ${CMAKE_COMMAND} -S "${SOURCE_FOLDER}/keyword" -G Ninja)
+must_refuse("unsuitable version \"2.99.0\"" ${consumer} -B "${WORK_FOLDER}/refused"
+  "-DCMAKE_PREFIX_PATH=${PREFIX}" "-DLibTorch_ROOT=${fake}")
+must_refuse("unsuitable version \"2.99.0\"" ${consumer} -B "${WORK_FOLDER}/refused_by_prefix"
+  "-DCMAKE_PREFIX_PATH=${PREFIX}\\;${fake}")
+must_refuse("unsuitable version \"2.99.0\"" ${CMAKE_COMMAND} -E env "LibTorch_ROOT=${fake}"
+  ${consumer} -B "${WORK_FOLDER}/refused_by_environment" "-DCMAKE_PREFIX_PATH=${PREFIX}")
 must_refuse("unsuitable version \"2.99.0\"" ${CMAKE_COMMAND} -S "${SOURCE_FOLDER}/../.." -B "${WORK_FOLDER}/refused_here"
   -G Ninja "-DLibTorch_ROOT=${fake}" -DLOCKSTEP_TESTS=OFF)
 message(STATUS "installed, found, built, run")

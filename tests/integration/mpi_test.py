@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """The backend mpi when a rank is killed, never calls or ends late: which one is named, and that everything ends."""
 import os
+import pathlib
 import re
 import shutil
 import signal
+import tempfile
 import time
 
 from support import Process, build_folder, end_all, environment, expect, expect_words, run, shown, skip, why_no_world
@@ -31,9 +33,9 @@ def ranks(words, name, through=()):
     return [*words, "-n", "3", *through, program(name)], environment(LOCKSTEP_BACKEND="mpi", **ROOT)
 
 
-def killed(name, words, through=(), others_live=True):
+def killed(name, words, log, through=(), others_live=True):
+    """Writes the output to the file `log`."""
     command, variables = ranks(words, "all_reduce_loop", through)
-    log = build_folder() / "tests/mpi_killed.log"
     log.write_text("")
     process = Process(["sh", "-c", f'exec "$@" >"{log}" 2>&1', "sh", *command], env=variables)
     victims = []
@@ -91,8 +93,10 @@ def main():
     if not usable:
         skip("; ".join(faults.values()))
     for name in usable:
-        killed(name, [*found[name], *RECOVERY.get(name, [])], others_live=name in RECOVERY)
-        killed(f"{name}, through a shell", found[name], STAYS_LONGER)
+        with tempfile.TemporaryDirectory(prefix="lockstep-mpi-") as folder:
+            log = pathlib.Path(folder) / "log"
+            killed(name, [*found[name], *RECOVERY.get(name, [])], log, others_live=name in RECOVERY)
+            killed(f"{name}, through a shell", found[name], log, STAYS_LONGER)
         never_calls(name, found[name])
         dies_early(name, found[name])
         ends_late(name, found[name])

@@ -4,11 +4,10 @@
 The Python program is written for torchrun: DDP on Gloo, a checkpoint in each step, resumed after a restart. Its final
 parameters must equal those of an undisturbed run, and its environment must be that of torchrun.
 """
-import os
 import pathlib
 import tempfile
 
-from support import end_all, example, expect, expect_words, lockstep, run, shown, skip
+from support import end_all, example, expect, expect_words, lockstep, python, run, shown, skip
 
 DDP = '''
 import os, pathlib, signal, sys, time
@@ -72,11 +71,6 @@ os.write(1, (line + "\\n").encode())   # in one piece: torchrun's ranks share th
 for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"):
     assert os.environ[name], name
 '''
-
-
-def python():
-    found = os.environ.get("LOCKSTEP_PYTHON") or str(pathlib.Path(__file__).parents[2] / ".venv/bin/python")
-    return found if os.access(found, os.X_OK) else None
 
 
 def lines_with(output, word):

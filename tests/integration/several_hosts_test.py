@@ -13,7 +13,7 @@ import tempfile
 import time
 
 from relay import Relay
-from support import Process, end_all, environment, example, expect, expect_words, fail, lockstep, shown, skip
+from support import Process, end_all, environment, example, expect, expect_words, fail, lockstep, python, shown, skip
 
 HOSTS = 3
 PORT = 29400
@@ -140,13 +140,12 @@ def train(cluster):
 
 
 def start_python(cluster):
-    python = os.environ.get("LOCKSTEP_PYTHON") or str(pathlib.Path(__file__).parents[2] / ".venv/bin/python")
-    if not os.access(python, os.X_OK):
+    if python() is None:
         return print("no Python with torch: set LOCKSTEP_PYTHON")
     script = ("import torch, torch.distributed as d; d.init_process_group('gloo');"
               "t = torch.ones(3) * (d.get_rank() + 1); d.all_reduce(t);"
               "print('sum', t[0].item(), flush=True); d.destroy_process_group()")
-    return cluster.agents([1, 1], [python, "-c", script], rendezvous=f"{address(0)}:{PORT + 1}")
+    return cluster.agents([1, 1], [python(), "-c", script], rendezvous=f"{address(0)}:{PORT + 1}")
 
 
 def fail_and_see(cluster, folder):

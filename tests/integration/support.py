@@ -37,6 +37,15 @@ def example(name):
     return str(program)
 
 
+def python():
+    """Returns the Python with torch: LOCKSTEP_PYTHON (empty: none), else the source tree's; None if there is none."""
+    root = pathlib.Path(__file__).resolve().parents[2]
+    named = os.environ.get("LOCKSTEP_PYTHON")
+    if named is None and any((root / ".venv/lib").glob("*/site-packages/torch/version.py")):
+        named = str(root / ".venv/bin/python")
+    return named if named and os.access(named, os.X_OK) else None
+
+
 def environment(**more):
     """Returns this process's environment without variables of a launcher that runs the test."""
     launcher = re.compile("RANK$|WORLD_SIZE$|LOCKSTEP_|MASTER_|TORCHELASTIC_|OMPI_|PMIX?_|MPI_LOCAL|SLURM_")

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <thread>
 
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "launch/agent.h"
@@ -20,8 +21,16 @@ namespace {
 using namespace std::chrono_literals;
 
 // Processes create files named after their pids; the tests check whether these processes are alive.
+// Kills the processes that a failed test has left.
 class Witnesses {
  public:
+  Witnesses() = default;
+  ~Witnesses() {
+    for (pid_t pid : living()) ::kill(pid, SIGKILL);
+  }
+  Witnesses(const Witnesses&) = delete;
+  Witnesses& operator=(const Witnesses&) = delete;
+
   // Shell command with which a process registers.
   [[nodiscard]] std::string sign() const { return "touch " + folder_.path().string() + "/$$"; }
   // Shell command that waits until `count` processes have registered.
@@ -157,7 +166,6 @@ TEST(AgentLeftovers, WithTheAgentAlsoEndsWhatRanksStartedAndWhatNeverCallsInit) 
   EXPECT_EQ(witnesses.living().size(), 6U);
   agent.kill(0, SIGKILL);
   witnesses.await_the_end();
-  for (pid_t pid : witnesses.living()) ::kill(pid, SIGKILL);
 }
 
 TEST(AgentLeftovers, TheFolderOfErrorFilesGoesWithTheAgent) {
@@ -196,7 +204,7 @@ TEST(AgentLeftovers, TheGuardLeavesOtherRunsAlone) {
 TEST(Subreaper, FindsDescendantsOfDescendants) {
   Subreaper subreaper;
   test::RankProcesses family(1, [](int) {
-    if (::fork() == 0) ::pause();
+    if (::fork() == 0) ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     ::pause();
   });
   const Deadline limit = Deadline::after(20s);

@@ -3,6 +3,7 @@
 
 #include "launch/node_ranks.h"
 #include "support/messages.h"
+#include "support/torch/shared_object.h"
 #include "sys/sockets.h"
 #include "sys/topology.h"
 
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -175,15 +177,17 @@ TEST(NodeRanks, ARendezvousThatIsNoEndpointIsBadInput) {
 }
 
 // A peer without the secret is rejected, and a peer that only holds a connection open delays no
-// agent.
+// agent. Node 1 starts after both peers have connected to node 0.
 TEST(NodeRanks, StrangersAtTheDoor) {
   const auto port = test::free_port();
   auto specs = std::vector{node_spec(2, 0, port, 1, "true"), node_spec(2, 1, port, 1, "true")};
+  const test::SharedObject<std::array<std::atomic<int>, 2>> connections;
   test::RankProcesses strangers(2, [&](int stranger) {
     const auto address = sys::SocketAddress::tcp("127.0.0.1", port);
     for (;;) {
       try {
         auto socket = sys::try_connect(address, Deadline::after(1s));
+        if (socket) ++(*connections)[static_cast<std::size_t>(stranger)];
         if (socket && stranger == 0)
           sys::send_all(socket.get(), sys::bytes_of("LSSTORE1"), Deadline::after(1s));
         ::poll(nullptr, 0, 5);
@@ -192,7 +196,16 @@ TEST(NodeRanks, StrangersAtTheDoor) {
       }
     }
   });
-  for (const NodeRan& node : run_nodes(specs)) EXPECT_EQ(node.exit_code, 0) << node.problem;
+  const auto wait_for_strangers = [&](int agent) {
+    const Deadline limit = Deadline::after(far_too_long);
+    const auto is_missing = [](const std::atomic<int>& count) { return count == 0; };
+    while (agent == 1 && std::any_of(connections->begin(), connections->end(), is_missing) &&
+           !limit.passed())
+      std::this_thread::sleep_for(1ms);
+  };
+  for (const NodeRan& node : run_nodes(specs, {.before = wait_for_strangers, .after = {}}))
+    EXPECT_EQ(node.exit_code, 0) << node.problem;
+  for (const std::atomic<int>& count : *connections) EXPECT_GT(count.load(), 0);
 }
 
 // Returns the lines that are printed in 50 ms or until the first line.

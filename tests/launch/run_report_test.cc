@@ -173,6 +173,19 @@ TEST(ErrorFile, AFolderForTemporaryFilesThatTakesNothingIsNoFailure) {
   });
 }
 
+TEST(ErrorFile, AnythingButAFileStaysAsItIs) {
+  const test::TemporaryFolder folder;
+  const std::string pipe = folder / "pipe", link = folder / "link", target = folder / "target";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  std::filesystem::create_symlink("target", link);
+  EXPECT_EQ(write_error_files(killed_worker, "", true, pipe),
+            "cannot write the error file " + pipe + ": expected a file or nothing");
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  EXPECT_EQ(write_error_files(killed_worker, "", true, link), "");
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_NE(content_in(target).find("\"exitcode\":-9"), std::string::npos);
+}
+
 // The reader of torchrun accepts our files.
 TEST(ErrorFile, TorchReadsIt) {
   if (!test::python()) GTEST_SKIP() << test::no_python;

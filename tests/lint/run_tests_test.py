@@ -90,8 +90,8 @@ expect(report_of(absent), 1, "failed: release: comm")
 for none in (results(), None):
     expect(report_of(entries_of(ctest(comm=("run", "")), {"comm": none})), 1, "comm (it ran no case)")
 
-# The second try has only the entries that failed, also if ctest itself accepted them: here a program that should have left
-# results of its cases.
+# The second try has only the entries that failed, also if ctest itself accepted them: here a program that should
+# have left results of its cases.
 with tempfile.TemporaryDirectory() as folder:
     run_tests.ROOT = pathlib.Path(folder)
     build = run_tests.ROOT / "build/release"
@@ -108,6 +108,16 @@ set_tests_properties(a+b PROPERTIES ENVIRONMENT "GTEST_OUTPUT=xml:{build}/result
     assert code == 1 and "failed: release: a+b (it ran no case)" in text.getvalue(), text.getvalue()
     assert text.getvalue().count(": good .") == 1 and text.getvalue().count(": a+b .") == 2, text.getvalue()
     run_tests.ROOT = ROOT
+    # A name that an entry sets twice is refused: only the last value would count.
+    (build / "CTestTestfile.cmake").write_text("""
+add_test(comm "true")
+set_tests_properties(comm PROPERTIES ENVIRONMENT "GTEST_FILTER=*local*;A=1;GTEST_FILTER=-*mpi*")
+""")
+    try:
+        run_tests.results_of(build)
+        raise AssertionError("expected a refusal")
+    except SystemExit as refused:
+        assert str(refused) == "run_tests: comm sets GTEST_FILTER twice", refused
 
 # From a program's output, the failed cases and a case that never ended are shown; without cases,
 # the end of the output.

@@ -107,6 +107,20 @@ TEST(Mixture, IsWhatItsFormulasSay) {
       }
 }
 
+TEST(Mixture, AVeryLargeCapacityDropsNothing) {
+  const at::Tensor x = at::linspace(0, 50, 3 * 7 * 6, at::kDouble).sin().view({3, 7, 6});
+  const auto output_of = [&](double factor) {
+    Mixture mixture = drawn_mixture(
+        {.hidden_size = 6, .ffn_size = 10, .experts = 5, .top_k = 2, .capacity_factor = factor});
+    at::NoGradGuard no_grad;
+    at::Tensor output = mixture->forward(x).output;
+    EXPECT_EQ(mixture->last_load().dropped, 0) << factor;
+    return output;
+  };
+  for (const double factor : {1e30, 1e308})
+    EXPECT_TRUE(output_of(factor).allclose(output_of(0), 1e-12, 1e-12)) << factor;
+}
+
 TEST(Mixture, ChoosesTheFirstOfEqualExperts) {
   Mixture mixture = drawn_mixture({.hidden_size = 4, .ffn_size = 4, .experts = 4, .top_k = 2});
   at::NoGradGuard no_grad;

@@ -8,6 +8,7 @@
 #include <lockstep/models/resnet.h>
 #include <lockstep/module/named_parameters.h>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 #include <torch/nn.h>
@@ -16,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 
 namespace lockstep {
 namespace {
@@ -273,6 +275,35 @@ TEST(CheckpointActivations, WritesWithoutGradientsAreThoseOfForward) {
     return dynamic_cast<torch::nn::SequentialImpl&>(module).forward(x).square().mean();
   };
   expect_equal(run(make, loss, "*"), run(make, loss, ""));
+}
+
+// With a probability of 0, these operations draw numbers that do not change their results.
+struct ZeroProbabilityBlockImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = linear->forward(x);
+    const at::Tensor noise = at::empty_like(y).bernoulli_(0.0);
+    return (std::get<0>(at::native_dropout(y, 0.0, true)) * (noise + 1)).tanh() + x;
+  }
+  torch::nn::Linear linear = register_module("linear", torch::nn::Linear(8, 8));
+};
+TORCH_MODULE(ZeroProbabilityBlock);
+
+TEST(CheckpointActivations, BackwardDoesNotAdvanceTheGenerator) {
+  const Make make = [] {
+    torch::nn::Sequential model;
+    for (int i = 0; i < 3; ++i) model->push_back(ZeroProbabilityBlock());
+    return model.ptr();
+  };
+  const Loss loss = [](torch::nn::Module& module) {
+    const at::Tensor x = at::arange(5 * 8, at::kFloat).view({5, 8}).sin();
+    return dynamic_cast<torch::nn::SequentialImpl&>(module).forward(x).square().mean();
+  };
+  const Outcome plain = run(make, loss, "");
+  const at::Tensor expected = at::detail::getDefaultCPUGenerator().get_state();
+  const Outcome less = run(make, loss, "*");
+  expect_equal(less, plain);
+  EXPECT_GT(less.counts.recomputations, 0);
+  EXPECT_TRUE(at::detail::getDefaultCPUGenerator().get_state().equal(expected));
 }
 
 TEST(CheckpointActivations, ARetainedGraphGivesTheSameAgain) {

@@ -1,8 +1,15 @@
 #include "module/checks.h"
+#include "module/tensors.h"
 
 #include <lockstep/comm/run_on_all_or_fail.h>
 
 #include "parallel/support.h"
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -56,6 +63,22 @@ TEST_P(ModuleCheck, TheRootActsForAllRanks) {
     };
     expect_contains(message_of<CollectiveFailure>(fail), "no file x");
   });
+}
+
+TEST(IgnoredTensors, AreFoundByAnyOfTheirNames) {
+  const auto model = std::make_shared<torch::nn::Module>();
+  const at::Tensor shared = at::zeros({2});
+  model->register_buffer("first", shared);
+  model->register_buffer("second", shared);
+  model->register_buffer("other", at::zeros({2}));
+  for (const char* name : {"first", "second"}) {
+    const std::vector<std::string> ignored = {name};
+    const modules::ModuleTensors tensors = modules::tensors_of(*model, ignored);
+    ASSERT_EQ(tensors.buffers.size(), 1U) << name;
+    EXPECT_EQ(tensors.buffers[0].name, "other");
+    ASSERT_EQ(tensors.ignored.size(), 1U) << name;
+    EXPECT_TRUE(tensors.ignored[0].is_same(shared)) << name;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ModuleCheck,

@@ -7,6 +7,8 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
+#include <limits>
+
 namespace lockstep {
 namespace {
 
@@ -126,6 +128,19 @@ TEST(LoadStateDict, TakesATiedTensorUnderEitherName) {
     load_state_dict(*to, tensors);
     EXPECT_TRUE(to->transformer->wte->weight.equal(from->transformer->wte->weight)) << left_out;
   }
+}
+
+TEST(LoadStateDict, TakesTiedTensorsWithANaN) {
+  Tensors tensors = copies(*small_model());
+  for (const char* name : {"lm_head.weight", "transformer.wte.weight"})
+    tensors.at(name)[0][0] = std::numeric_limits<float>::quiet_NaN();
+  Gpt to = small_model();
+  load_state_dict(*to, tensors);
+  const at::Tensor found = to->transformer->wte->weight.detach();
+  EXPECT_TRUE(found[0][0].isnan().item<bool>());
+  EXPECT_TRUE(found[1].equal(tensors.at("lm_head.weight")[1]));
+  tensors.at("lm_head.weight")[1][1] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THROW(load_state_dict(*to, tensors), BadInput);
 }
 
 TEST(LoadStateDict, ConvertsTheDtype) {

@@ -208,6 +208,41 @@ TEST(GradScaler, GoesThroughArchives) {
   EXPECT_THROW(again.load_state({.scale = -1}), BadInput);
 }
 
+void step_with(GradScaler& scaler, SGD& sgd, Model& model, float gradient) {
+  model.parameter.mutable_grad() = torch::full({1000}, gradient);
+  (void)scaler.current_scale();
+  scaler.step(sgd);
+  scaler.update();
+}
+
+// A loaded count may exceed the interval of this scaler.
+TEST(GradScaler, GrowsAfterACountOfALongerInterval) {
+  Model model;
+  SGD sgd({model.parameter}, SGDOptions(1.0));
+  GradScaler scaler({.growth_interval = 3});
+  scaler.load_state({.scale = 8, .good_steps = 7});
+  step_with(scaler, sgd, model, 1);
+  EXPECT_EQ(scaler.state().scale, 16);
+  EXPECT_EQ(scaler.state().good_steps, 0);
+}
+
+// The kernels multiply by the inverse in float32.
+TEST(GradScaler, ManyOverflowsLeaveAScaleThatWorks) {
+  Model model;
+  SGD sgd({model.parameter}, SGDOptions(1.0));
+  GradScaler scaler;
+  for (int step = 0; step < 200; ++step) step_with(scaler, sgd, model, infinite);
+  const double scale = scaler.current_scale();
+  EXPECT_GT(scale, 0);
+  EXPECT_TRUE(std::isfinite(static_cast<float>(1 / scale)));
+  GradScaler again;
+  again.load_state(scaler.state());
+  EXPECT_EQ(again.current_scale(), scale);
+  model.parameter.mutable_grad() = torch::full({1000}, 4 * scale);
+  EXPECT_TRUE(again.step(sgd));
+  EXPECT_NEAR(model.parameter[0].item<float>(), -4, 1e-6);
+}
+
 // Returns true for the steps (of 60) that overflow.
 bool overflows(int step) { return step % 7 == 3 || (step > 40 && step < 46); }
 

@@ -238,7 +238,35 @@ TEST(Scheduler, SetsTheMomentum) {
             0.5);
 
   torch::optim::RMSprop other(test::parameters_of({{3}}), torch::optim::RMSpropOptions(1));
-  EXPECT_THROW(Scheduler(other, constant(), half), InvalidArgument);
+  EXPECT_THROW(Scheduler(other, constant({.factor = 0.5}), half), InvalidArgument);
+  EXPECT_EQ(other.param_groups()[0].options().get_lr(), 1);
+}
+
+TEST(Scheduler, ARefusedStepChangesNothing) {
+  AdamW adamw(two_groups());
+  Schedule momentum = [](double, std::int64_t step) {
+    if (step > 4) throw InvalidArgument("no momentum");
+    return 0.5;
+  };
+  Scheduler scheduler(adamw, one_cycle({.steps = 10}), momentum);
+  scheduler.set_step(3);
+  const Rates before = scheduler.rates();
+  const Scheduler::State saved = scheduler.state();
+  const auto expect_refused = [&](const Scheduler::State& state) {
+    EXPECT_THROW(scheduler.check_state(state), InvalidArgument);
+    EXPECT_THROW(scheduler.load_state(state), InvalidArgument);
+    EXPECT_EQ(scheduler.rates(), before);
+    EXPECT_EQ(scheduler.state().step, 3);
+    EXPECT_EQ(scheduler.state().bases, saved.bases);
+  };
+  expect_refused({.step = 11, .bases = {2, 20}});  // after the last step
+  expect_refused({.step = 5, .bases = {2, 20}});   // the momentum refuses it
+  expect_refused({.step = -1, .bases = {2, 20}});
+  expect_refused({.step = 1, .bases = {2}});
+  EXPECT_THROW(scheduler.set_step(5), InvalidArgument);
+  EXPECT_EQ(scheduler.rates(), before);
+  scheduler.check_state({.step = 4, .bases = {2, 20}});
+  EXPECT_EQ(scheduler.rates(), before);
 }
 
 TEST(Scheduler, GoesThroughArchives) {

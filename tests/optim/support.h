@@ -1,6 +1,9 @@
 // Helpers of the optimizers' tests: parameters, gradients, and distances between results.
 #pragma once
 
+#include "support/difference.h"
+
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -25,16 +28,20 @@ inline double ulp_of(double magnitude) {
 // Returns the largest distance of two float tensors in units in the last place. The unit is that of
 // the largest magnitude of each element, or of `scale` if that is given (values on the way may have
 // been larger than at the end). Magnitudes below 1e-6 count as 1e-6, because smaller values are
-// only rounding errors.
+// only rounding errors. Infinite if a value is NaN.
 inline double ulps_between(const at::Tensor& a, const at::Tensor& b, const at::Tensor& scale = {}) {
+  EXPECT_EQ(a.sizes(), b.sizes());
+  if (a.sizes() != b.sizes()) return no_limit;
   at::Tensor x = a.detach().to(at::kDouble).contiguous().flatten();
   at::Tensor y = b.detach().to(at::kDouble).contiguous().flatten();
   at::Tensor s = at::maximum(x.abs(), y.abs()).clamp_min(1e-6);
   if (scale.defined()) s = at::maximum(s, scale.detach().to(at::kDouble).contiguous().flatten());
   double most = 0;
   for (std::int64_t i = 0; i < x.numel(); ++i) {
-    double distance = std::abs(x.data_ptr<double>()[i] - y.data_ptr<double>()[i]);
-    most = std::max(most, distance / ulp_of(s.data_ptr<double>()[i]));
+    const double one = x.data_ptr<double>()[i], other = y.data_ptr<double>()[i];
+    if (one == other) continue;  // also if both are infinite
+    const double distance = std::abs(one - other) / ulp_of(s.data_ptr<double>()[i]);
+    most = std::max(most, nan_as_infinity(distance));
   }
   return most;
 }

@@ -3,6 +3,7 @@
 #include <lockstep/parallel/parallelize.h>
 
 #include "parallel/tensor/support.h"
+#include "support/difference.h"
 #include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
@@ -55,7 +56,7 @@ NamedGradients gradients_of_one(at::ScalarType dtype) {
 double error_of(const at::Tensor& found, const at::Tensor& truth) {
   if (truth.numel() == 0) return 0;
   const double scale = std::max(truth.abs().max().item<double>(), 1e-30);
-  return (found.to(at::kDouble) - truth).abs().max().item<double>() / scale;
+  return nan_as_infinity((found.to(at::kDouble) - truth).abs().max().item<double>() / scale);
 }
 
 // The gradient of a key's bias is only rounding, because softmax cancels it.
@@ -90,8 +91,9 @@ TEST_P(TransformerPlans, GradientsAreAsNearToTheTruthAsThoseOfOneProcess) {
       const at::Tensor found = dispatch::values_of(part.tensor.grad()).reshape({-1});
       if (expected.numel() == 0) continue;
       const double scale = truth.at(part.name).abs().max().item<double>();
-      worst =
-          std::max(worst, (found.to(at::kDouble) - expected).abs().max().item<double>() / scale);
+      worst = std::max(
+          worst,
+          nan_as_infinity((found.to(at::kDouble) - expected).abs().max().item<double>() / scale));
     }
     EXPECT_LE(worst, 4 * usual) << "one process: " << usual;
     if (world.is_root())

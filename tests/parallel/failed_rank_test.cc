@@ -1,5 +1,6 @@
 // One rank of a parallel model is killed, throws, or never returns from its computation in the
-// middle of a step: the other ranks get a one-line error that names a rank.
+// middle of a step: the other ranks get a one-line error that names a rank, and a rank that throws
+// gets its own exception.
 #include "parallel/composition.h"
 
 #include <lockstep/comm/init.h>
@@ -34,6 +35,18 @@ using namespace std::chrono_literals;
 
 using Deed = std::function<void()>;
 
+struct NoRoom : std::runtime_error {
+  NoRoom() : std::runtime_error("no room") {}
+};
+
+enum class WayToFail { throws, is_killed, computes_for_ever };
+
+void fail_by(WayToFail how) {
+  if (how == WayToFail::throws) throw NoRoom();
+  if (how == WayToFail::is_killed) ::raise(SIGKILL);
+  std::this_thread::sleep_for(std::chrono::minutes(5));
+}
+
 // A step of a model on the ranks of a group. The failing rank calls `deed` in the middle of the
 // step; on other ranks, `deed` does nothing.
 struct ParallelStep {
@@ -52,6 +65,33 @@ ParallelStep step_of_layers() {
             const at::Tensor middle = net->forward(values({4, 6}, 1));
             deed();
             net->forward(middle).square().mean().backward();
+          }};
+}
+
+// Gradients of `up` and `first` need the ranks of tp after the hook of the output of `up`.
+struct ThreeLayersImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = up(first(x));
+    if (deed) y.register_hook([deed = deed](const at::Tensor&) { deed(); });
+    return down(torch::relu(y));
+  }
+  Deed deed;  // in backward(), unless null
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(6, 6));
+  torch::nn::Linear up = register_module("up", torch::nn::Linear(6, 12));
+  torch::nn::Linear down = register_module("down", torch::nn::Linear(12, 6));
+};
+TORCH_MODULE(ThreeLayers);
+
+ParallelPlan parallel_plan(const ThreeLayers& /*model*/) {
+  return {.tensor = {{"up", Colwise()}, {"down", Rowwise()}}};
+}
+
+ParallelStep step_with_backward() {
+  return {3, [](const Group& group, const Deed& deed) {
+            ThreeLayers model;
+            auto tp = parallelize(model, Mesh(group, {{"tp", group.size()}}));
+            model->deed = deed;
+            model->forward(values({4, 6}, 1)).square().mean().backward();
           }};
 }
 
@@ -143,7 +183,7 @@ std::vector<FailingStep> each_rank(const ParallelStep& step) {
   return all;
 }
 
-// Runs on one rank.
+// Runs on one rank. The failing rank gets its own exception.
 void expect_error_of_others(const FailingStep& what, const RankRendezvous& place, int rank,
                             const Deed& deed) {
   try {
@@ -160,12 +200,24 @@ void expect_error_of_others(const FailingStep& what, const RankRendezvous& place
                   text.find("ranks ") != std::string::npos)
           << text;
     EXPECT_EQ(text.find('\n'), std::string::npos) << text;
-  } catch (const std::runtime_error& error) {
-    EXPECT_EQ(rank, what.rank) << error.what();
+  } catch (const NoRoom& error) {
+    EXPECT_EQ(rank, what.rank);
+    EXPECT_STREQ(error.what(), "no room");
   }
 }
 
-void expect_others_told(const std::vector<FailingStep>& steps, const Deed& deed, Duration timeout) {
+// Expects that the failing rank reached its deed, and caught the exception that it threw.
+void expect_failed(RankProcesses& processes, int rank, WayToFail how) {
+  if (how == WayToFail::computes_for_ever) processes.kill(rank, SIGKILL);
+  const RankResult result = processes.wait(rank, rank_limit);
+  if (how == WayToFail::throws)
+    EXPECT_TRUE(result.ok()) << "rank " << rank << ": " << result;
+  else
+    EXPECT_TRUE(result.signal == SIGKILL && !result.overdue) << "rank " << rank << ": " << result;
+}
+
+void expect_others_told(const std::vector<FailingStep>& steps, WayToFail how, Duration timeout) {
+  const Deed deed = [how] { fail_by(how); };
   std::list<RankRendezvous> places;
   std::list<RankProcesses> all;
   for (const FailingStep& one : steps) {
@@ -179,15 +231,14 @@ void expect_others_told(const std::vector<FailingStep>& steps, const Deed& deed,
       if (rank != one->rank)
         EXPECT_TRUE(processes.wait(rank, rank_limit).ok())
             << "rank " << rank << " of step " << one - steps.begin();
-    processes.kill(one++->rank, SIGKILL);
+    expect_failed(processes, one++->rank, how);
   }
 }
 
 class KilledRank : public testing::TestWithParam<FailingSteps> {};
 
 TEST_P(KilledRank, IsNamed) {
-  expect_others_told(
-      GetParam().steps, [] { ::raise(SIGKILL); }, std::chrono::minutes(1));
+  expect_others_told(GetParam().steps, WayToFail::is_killed, std::chrono::minutes(1));
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -208,34 +259,34 @@ INSTANTIATE_TEST_SUITE_P(
 
 class ThrowingRank : public testing::TestWithParam<FailingSteps> {};
 
-// The other ranks detect the failure only when the failed rank ends.
+// Without stages, the other ranks detect the failure only when the failed rank ends.
 TEST_P(ThrowingRank, IsNamed) {
-  expect_others_told(
-      GetParam().steps, [] { throw std::runtime_error("no room"); }, std::chrono::minutes(1));
+  expect_others_told(GetParam().steps, WayToFail::throws, std::chrono::minutes(1));
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, ThrowingRank,
                          testing::Values(FailingSteps{"layers", each_rank(step_of_layers())},
+                                         FailingSteps{"stages", each_rank(step_of_stages())},
                                          FailingSteps{"others",
-                                                      {{step_of_experts(), 1},
+                                                      {{step_with_backward(), 1},
+                                                       {step_of_experts(), 1},
                                                        {sequences(ContextMethod::ring), 1},
                                                        {sequences(ContextMethod::ulysses), 1},
                                                        {on_mesh("cp", "tp"), 1},
                                                        {on_mesh("ep", "cp"), 2}}}),
                          [](const auto& info) { return info.param.name; });
 
-void compute_for_ever() { std::this_thread::sleep_for(std::chrono::minutes(5)); }
-
 TEST(RankThatComputesForEver, IsNamed) {
-  expect_others_told(each_rank(step_of_stages()), compute_for_ever, std::chrono::seconds(2));
+  constexpr WayToFail how = WayToFail::computes_for_ever;
+  expect_others_told(each_rank(step_of_stages()), how, std::chrono::seconds(2));
   expect_others_told(
-      {{step_of_layers(), 1}, {step_of_experts(), 1}, {sequences(ContextMethod::ring), 1}},
-      compute_for_ever, std::chrono::seconds(2));
+      {{step_of_layers(), 1}, {step_of_experts(), 1}, {sequences(ContextMethod::ring), 1}}, how,
+      std::chrono::seconds(2));
 }
 
 TEST(RankThatComputesForEver, IsNamedOnMeshes) {
   expect_others_told({{on_mesh("pp", "tp"), 1}, {on_mesh("pp", "ep"), 2}, {on_mesh("ep", "cp"), 3}},
-                     compute_for_ever, std::chrono::seconds(8));
+                     WayToFail::computes_for_ever, std::chrono::seconds(8));
 }
 
 // A stage that throws notifies the other ranks before its rank ends.
@@ -250,13 +301,14 @@ TEST(StageOfAMesh, ThatThrowsIsNamedOnEveryRank) {
           const int rank = world.rank();
           try {
             one.step.run(std::move(world), [&] {
-              if (rank == one.rank) throw std::runtime_error("no room");
+              if (rank == one.rank) throw NoRoom();
             });
             ADD_FAILURE() << "no error";
           } catch (const Aborted& error) {
             EXPECT_NE(rank, one.rank);
             expect_contains(error.what(), "F1 of the pipeline failed: no room");
-          } catch (const std::runtime_error& error) {
+          } catch (const NoRoom& error) {
+            EXPECT_EQ(rank, one.rank);
             EXPECT_STREQ(error.what(), "no room");
           }
         },
@@ -266,31 +318,12 @@ TEST(StageOfAMesh, ThatThrowsIsNamedOnEveryRank) {
 // An exception in backward() on one rank ends the groups of all axes: no rank waits for its
 // deadline, although every rank keeps its handle.
 
-// Gradients of `up` and `first` need the ranks of tp after the hook of the output of `up`.
-struct ThreeLayersImpl : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x) {
-    at::Tensor y = up(first(x));
-    if (throws)
-      y.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
-    return down(torch::relu(y));
-  }
-  bool throws = false;
-  torch::nn::Linear first = register_module("first", torch::nn::Linear(6, 6));
-  torch::nn::Linear up = register_module("up", torch::nn::Linear(6, 12));
-  torch::nn::Linear down = register_module("down", torch::nn::Linear(12, 6));
-};
-TORCH_MODULE(ThreeLayers);
-
-ParallelPlan parallel_plan(const ThreeLayers& /*model*/) {
-  return {.tensor = {{"up", Colwise()}, {"down", Rowwise()}}};
-}
-
 void backward_of_layers(const Mesh& mesh, bool throws, std::latch& end) {
   ThreeLayers model;
   const ParallelModel handle = parallelize(model, mesh);
   const int replica = mesh.group().rank() / 2;  // the ranks of tp have the same batch
   try {
-    model->throws = throws;
+    if (throws) model->deed = [] { throw std::runtime_error("mine"); };
     model->forward(values({4, 6}, replica)).square().mean().backward();
   } catch (...) {
     end.arrive_and_wait();

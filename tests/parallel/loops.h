@@ -22,8 +22,9 @@ struct Trainer {
   // Adds the average over ranks of the gradients of batch `batch`. The loss is multiplied by
   // `factor`, which may be NaN on a single rank.
   std::function<void(int batch, double factor)> backward;
-  std::function<void(int batch)> backward_later;  // accumulates for the next backward()
-  std::function<void()> spoil;                    // makes one element of the averages infinite
+  // Accumulates for the next backward(), unless a gradient is zeroed first.
+  std::function<void(int batch)> backward_later;
+  std::function<void()> spoil;  // makes one element of the averages infinite
   std::function<void(bool set_to_none)> zero_grad, zero_grad_of_optimizer;
   std::function<void()> step;
   std::function<double(Clip way, double max)> clip;
@@ -106,6 +107,13 @@ inline std::vector<Loop> training_loops() {
                      t.norms.push_back(t.clip(Clip::by_optimizer, max_norm));
                      t.step();
                    }});
+  loops.push_back({"zero what was accumulated, by the optimizer", [](Trainer& t, int step) {
+                     t.backward_later(step + 50);
+                     t.zero_grad_of_optimizer(step % 2 == 0);
+                     t.backward(step, 1);
+                     t.norms.push_back(t.clip(Clip::by_handle, max_norm));
+                     t.step();
+                   }});
   loops.push_back({"zero after a step that was left out", [](Trainer& t, int step) {
                      t.backward(step, 1);
                      t.norms.push_back(t.clip(Clip::by_handle, max_norm));
@@ -154,7 +162,10 @@ class RandomLoop {
     if (step == 0 || must_zero_ || chance(0.7)) zero(t);
     must_zero_ = false;
     bool scaled = chance(0.5);
-    if (chance(0.3)) t.backward_later(step + 50);
+    if (chance(0.3)) {
+      t.backward_later(step + 50);
+      if (chance(0.4)) zero(t);
+    }
     for (int i = chance(0.3) ? 2 : 1; i > 0; --i) t.backward(step + 20 * i, scaled ? t.scale() : 1);
     scaled ? scaled_step(t) : plain_step(t);
   }

@@ -160,7 +160,10 @@ Outcome one_process(const Loop& loop, const Kind& kind, int ranks) {
   };
   t.backward_later = [&](int batch) { later.push_back(batch); };
   t.spoil = [&] { parameters[0].mutable_grad().view({-1})[spoiled] = INFINITY; };
-  t.zero_grad = t.zero_grad_of_optimizer = [&](bool none) { optimizer->zero_grad(none); };
+  t.zero_grad = t.zero_grad_of_optimizer = [&](bool none) {
+    optimizer->zero_grad(none);
+    later.clear();
+  };
   t.step = [&] { optimizer->step(); };
   t.clip = [&](Clip, double max) { return torch::nn::utils::clip_grad_norm_(parameters, max); };
   t.clip_values = [&](double largest) { torch::nn::utils::clip_grad_value_(parameters, largest); };

@@ -116,6 +116,19 @@ TEST(MakeSchedule, WhatADefinitionDoesNotAllowIsOneLine) {
       "schedule dualpipev: expected at least 2 micro-batches per rank, 4 for 2 ranks, found 3");
 }
 
+TEST(MakeSchedule, FewerMicroBatchesLeaveASchedule) {
+  for (const std::string_view name : schedule_names()) {
+    const Schedule schedule = make_schedule(name, {.stages = 6, .micro_batches = 12});
+    for (const int fewer : {1, 5, 12}) {
+      const Schedule first = first_micro_batches(schedule, fewer);
+      EXPECT_EQ(first.micro_batches, fewer);
+      const auto problem = find_problem(first);
+      EXPECT_FALSE(problem) << name << " " << fewer << ": " << problem->what;
+    }
+    EXPECT_EQ(first_micro_batches(schedule, 12), schedule) << name;
+  }
+}
+
 TEST(MakeSchedule, ForwardsAloneAreOneForEachStageAndMicroBatch) {
   const Schedule schedule = forward_only(make_schedule("zbv", {.stages = 4, .micro_batches = 2}));
   std::size_t count = 0;

@@ -7,6 +7,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/store/store_server.h>
 #include <lockstep/store/tcp_store.h>
+#include "store/raw_peer.h"
 #include "support/fuzz.h"
 #include "support/messages.h"
 #include "support/temporary_folder.h"
@@ -136,6 +137,20 @@ TEST_F(StoreLog, DoesNotGrowWithoutEnd) {
   const Opened opened(file_);
   EXPECT_TRUE(opened.table.find("same")->ends_with("v39"));
   EXPECT_LT(std::filesystem::file_size(file_), 2U << 20);
+}
+
+// The reply to the first request is sent together with the end of the connection.
+TEST_F(StoreLog, HasAChangeBeforeItsReplyAlsoIfTheNextFrameIsInvalid) {
+  const StoreServer server({.secret = "secret", .log = file_});
+  TestClient client("secret");
+  RawPeer peer(server.port());
+  peer.begin(client);
+  const std::string change = client.seal({1, Code::set, 0, {"key", "a new value"}});
+  std::string invalid = client.seal({2, Code::keys, 0, {""}});
+  invalid.back() = static_cast<char>(invalid.back() ^ 1);
+  peer.send(change + invalid);
+  EXPECT_EQ(client.open(peer.receive_sealed()).code, Code::done);
+  EXPECT_NE(sys::read_file(file_).find("a new value"), std::string::npos);
 }
 
 TEST_F(StoreLog, DamagedLogsAreReadOrRefused) {

@@ -203,6 +203,24 @@ TEST_F(Reconnect, KilledServersForgetNothingThatTheyHaveAnswered) {
   EXPECT_GT(answered, kills);
 }
 
+// The server stops reading while its reply is not read, so the client must read while it sends.
+TEST_F(Reconnect, ALargeReplyAndALargeRequestPassEachOther) {
+  const std::string value(std::size_t{32} << 20, 'v');
+  auto server = serve();
+  TcpStoreOptions options = client(60s);
+  TcpStore store(options);
+  store.set("first", value);
+  server.reset();
+  std::thread gets([&] { EXPECT_NO_THROW(EXPECT_TRUE(store.get("first", soon()) == value)); });
+  std::this_thread::sleep_for(100ms);
+  std::thread sets([&] { EXPECT_NO_THROW(store.set("second", value)); });
+  std::this_thread::sleep_for(100ms);
+  server = serve();
+  gets.join();
+  sets.join();
+  EXPECT_TRUE(store.get("second", soon()) == value);
+}
+
 TEST_F(Reconnect, TheAddressSaysSo) {
   auto server = serve();
   const std::string at = "tcp://127.0.0.1:" + std::to_string(port_);

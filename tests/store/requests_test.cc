@@ -4,6 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <ctime>
+#include <string>
+#include <vector>
+
 namespace lockstep::store {
 namespace {
 
@@ -75,6 +80,27 @@ TEST(ParkedRequests, AKeyThatWasErasedIsWaitedForAgain) {
   EXPECT_TRUE(parked.take_ready("b", table).empty());
   table.set("a", "");
   EXPECT_EQ(parked.take_ready("a", table).size(), 1u);
+}
+
+// As in a rendezvous of many ranks, each of which waits for the keys of all.
+TEST(ParkedRequests, ManyKeysOfManyWaitersAreLookedUpOnceEach) {
+  constexpr std::uint64_t waiters = 100;
+  constexpr int count = 4000;
+  std::vector<std::string> keys;
+  for (int i = 0; i < count; ++i)
+    keys.push_back("a key of usual length, number " + std::to_string(i));
+  Table table;
+  ParkedRequests parked;
+  for (std::uint64_t waiter = 0; waiter < waiters; ++waiter)
+    parked.add({waiter, request(Code::wait, keys), Deadline::never()}, table);
+  const std::clock_t begin = std::clock();
+  std::size_t ready = 0;
+  for (const std::string& key : keys) {
+    table.set(key, "");
+    ready += parked.take_ready(key, table).size();
+  }
+  EXPECT_EQ(ready, waiters);
+  EXPECT_LT(std::clock() - begin, 20 * CLOCKS_PER_SEC) << "each key looks up all others again";
 }
 
 TEST(ParkedRequests, LateOnesAndThoseOfClosedConnectionsLeave) {

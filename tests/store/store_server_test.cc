@@ -4,6 +4,7 @@
 #include <lockstep/store/tcp_store.h>
 
 #include "store/conversation.h"
+#include "support/free_port.h"
 #include "support/processes.h"
 #include "support/sanitizers.h"
 #include "support/soon.h"
@@ -201,6 +202,43 @@ TEST(StoreServer, RunningOutOfDescriptorsIsSurvived) {
     sockets.clear();
     TcpStore store({.port = server.port(), .secret = "swordfish", .connect_timeout = 20s});
     store.set("key", "value");
+  });
+}
+
+// Peers without the secret open more connections than the server has descriptors.
+TEST(StoreServer, SilentConnectionsDoNotKeepTheLastDescriptors) {
+  if (test::under_undefined_behavior_sanitizer)
+    GTEST_SKIP() << "UndefinedBehaviorSanitizer itself needs descriptors";
+  const std::uint16_t port = test::free_port();
+  const test::RankProcesses server(1, [&](int) {
+    const rlimit limit{40, 40};
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+    const StoreServer low({.port = port, .secret = "swordfish", .handshake_timeout = 60s});
+    for (;;) ::pause();
+  });
+  const auto address = sys::SocketAddress::tcp("127.0.0.1", port);
+  std::vector<sys::FileDescriptor> silent;
+  for (int i = 0; i < 60; ++i) silent.push_back(sys::connect_to(address, soon()));
+  TcpStore store({.port = port, .secret = "swordfish", .connect_timeout = 5s});
+  store.set("key", "value");
+  EXPECT_EQ(store.get("key", soon()), "value");
+}
+
+// As after a program has lowered its limit: poll() then refuses all connections together.
+TEST(StoreServer, ALimitBelowItsConnectionsIsSurvived) {
+  if (test::under_undefined_behavior_sanitizer)
+    GTEST_SKIP() << "UndefinedBehaviorSanitizer itself needs descriptors";
+  test::expect_ranks(1, [](int) {
+    const StoreServer server({.secret = "swordfish", .handshake_timeout = 60s});
+    TcpStore store({.port = server.port(), .secret = "swordfish", .connect_timeout = 20s});
+    std::vector<sys::FileDescriptor> silent;
+    for (int i = 0; i < 30; ++i) silent.push_back(connect(server));
+    store.set("key", "value");
+    const rlimit limit{20, 20};
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+    store.set("key", "other");
+    EXPECT_EQ(store.get("key", soon()), "other");
+    EXPECT_TRUE(server.serves());
   });
 }
 

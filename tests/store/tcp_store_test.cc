@@ -211,6 +211,24 @@ TEST(TcpStore, ManyThreadsShareAConnection) {
   }
 }
 
+// A caller that gets the turn to send while it becomes the reader must send, too.
+TEST(TcpStore, TheTurnToSendIsNeverForgotten) {
+  constexpr int threads = 16, adds = 2000;
+  StoreServer server({.secret = "swordfish"});
+  TcpStoreOptions options = client_of(server.port());
+  options.call_timeout = 5s;
+  TcpStore store(options);
+  std::vector<std::thread> counts;
+  for (int thread = 0; thread < threads; ++thread)
+    counts.emplace_back([&] {
+      EXPECT_NO_THROW({
+        for (int i = 0; i < adds; ++i) store.add("sum", 1);
+      });
+    });
+  for (std::thread& thread : counts) thread.join();
+  EXPECT_EQ(store.get("sum", soon()), std::to_string(threads * adds));
+}
+
 TEST(TcpStore, AServerThatEndsIsPeerLost) {
   auto server = std::make_unique<StoreServer>(StoreServerOptions{.secret = "swordfish"});
   std::string address = server->address();

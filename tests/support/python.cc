@@ -23,13 +23,28 @@ std::string quoted(const std::string& word) {
   return text + "'";
 }
 
+// An environment whose installation was interrupted has a Python without torch.
+bool has_torch(const std::filesystem::path& environment) {
+  std::error_code error;
+  for (const auto& version : std::filesystem::directory_iterator(environment / "lib", error))
+    if (std::filesystem::exists(version.path() / "site-packages/torch/version.py")) return true;
+  return false;
+}
+
 }  // namespace
 
 std::optional<std::filesystem::path> python() {
-  if (const char* named = std::getenv("LOCKSTEP_PYTHON")) return named;
-  std::filesystem::path program = std::filesystem::path(LOCKSTEP_SOURCE_DIR) / ".venv/bin/python";
-  if (std::filesystem::exists(program)) return program;
-  return std::nullopt;
+  if (const char* named = std::getenv("LOCKSTEP_PYTHON")) {
+    if (*named == '\0') return std::nullopt;
+    return named;
+  }
+  return python_of(std::filesystem::path(LOCKSTEP_SOURCE_DIR) / ".venv");
+}
+
+std::optional<std::filesystem::path> python_of(const std::filesystem::path& environment) {
+  std::filesystem::path program = environment / "bin/python";
+  if (!std::filesystem::exists(program) || !has_torch(environment)) return std::nullopt;
+  return program;
 }
 
 PythonResult run_python(const std::string& script, const std::vector<std::string>& arguments) {

@@ -1,5 +1,5 @@
-// Python with torch as a reference: LOCKSTEP_PYTHON, otherwise .venv/bin/python of the source tree.
-// If there is no Python, a test is skipped:
+// Python with torch as a reference: LOCKSTEP_PYTHON (empty: none), otherwise .venv/bin/python of
+// the source tree. If there is no Python, a test is skipped:
 //
 //   if (!test::python()) GTEST_SKIP() << test::no_python;
 //   auto result = test::run_python(
@@ -17,6 +17,10 @@ namespace lockstep::test {
 inline constexpr std::string_view no_python = "no Python with torch: set LOCKSTEP_PYTHON";
 
 [[nodiscard]] std::optional<std::filesystem::path> python();
+
+// Returns the Python of a virtual environment; std::nullopt if it has no torch.
+[[nodiscard]] std::optional<std::filesystem::path> python_of(
+    const std::filesystem::path& environment);
 
 struct PythonResult {
   int exit_code = -1;

@@ -1,7 +1,8 @@
 // Counts the system calls and the calls of operator new in a piece of code, and can make operator
 // new fail.
 //
-// Use asked_by() only in a forked rank that ends right afterwards (test::RankProcesses). Neither
+// Use asked_by() only in a forked rank that ends right afterwards (test::RankProcesses), and if
+// can_deny_calls() (denied_calls.h) returns true: it aborts without seccomp filters. Neither
 // function works with sanitizers, which make their own system calls and have their own allocator.
 #pragma once
 

@@ -5,15 +5,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <csignal>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
-#include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -27,42 +30,65 @@ constexpr int deepest_descendant = 8;
 // allocate.
 char last_words[512];
 
-// Reads the pids in the `children` file of a process, with async-signal-safe calls only.
-std::size_t children_of(pid_t process, std::span<pid_t> children) {
-  char path[64] = "/proc/";
-  auto append = [end = path + std::strlen(path)](std::string_view text) mutable {
-    end += text.copy(end, text.size());
-    *end = '\0';
-  };
-  char digits[16];
-  std::string_view number(digits, std::to_chars(digits, std::end(digits), process).ptr);
-  append(number);
-  append("/task/");
-  append(number);
-  append("/children");
-  int file = ::open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return 0;
-  char text[4096];
-  auto length = ::read(file, text, sizeof(text));
-  ::close(file);
+// Children of a process; each of its threads lists those that it has forked. The functions below
+// make async-signal-safe calls only.
+struct Children {
+  std::array<pid_t, 128> pids{};
   std::size_t count = 0;
+};
+
+// Adds the pids in the file THREAD/children of the folder `threads`.
+void add_children_of(int threads, std::string_view thread, Children& children) {
+  constexpr std::string_view name = "/children";
+  char path[64];
+  if (thread.size() + name.size() >= sizeof(path)) return;
+  char* path_end = path + thread.copy(path, thread.size());
+  path_end += name.copy(path_end, name.size());
+  *path_end = '\0';
+  const int file = ::openat(threads, path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return;
+  char text[4096];
+  const ssize_t length = ::read(file, text, sizeof(text));
+  ::close(file);
   const char* end = text + std::max<ssize_t>(length, 0);
-  for (const char* at = text; at < end && count < children.size(); ++at) {
-    auto [next, error] = std::from_chars(at, end, children[count]);
-    if (error == std::errc()) ++count;
+  for (const char* at = text; at < end && children.count < children.pids.size(); ++at) {
+    auto [next, error] = std::from_chars(at, end, children.pids[children.count]);
+    if (error == std::errc()) ++children.count;
     at = next;
   }
-  return count;
+}
+
+Children children_of(pid_t process) {
+  Children children;
+  constexpr std::string_view proc = "/proc/", task = "/task";
+  char path[64];
+  char* end = path + proc.copy(path, proc.size());
+  end = std::to_chars(end, std::end(path) - task.size() - 1, process).ptr;
+  end += task.copy(end, task.size());
+  *end = '\0';
+  const int threads = ::open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (threads < 0) return children;
+  alignas(dirent64) char entries[2048];
+  for (;;) {
+    const ssize_t size = ::getdents64(threads, entries, sizeof(entries));
+    if (size <= 0) break;
+    for (ssize_t at = 0; at < size;) {
+      const auto* entry = reinterpret_cast<const dirent64*>(entries + at);
+      at += entry->d_reclen;
+      if (entry->d_name[0] != '.') add_children_of(threads, entry->d_name, children);
+    }
+  }
+  ::close(threads);
+  return children;
 }
 
 // Processes started by a test must not outlive it: a program that waits for their output would
 // hang. Kills children first, so that none is reparented before it was found.
 void kill_descendants(pid_t process, int depth = 0) {
-  pid_t children[128];
-  auto count = children_of(process, children);
-  for (std::size_t i = 0; i < count; ++i) {
-    if (depth < deepest_descendant) kill_descendants(children[i], depth + 1);
-    ::kill(children[i], SIGKILL);
+  const Children children = children_of(process);
+  for (std::size_t i = 0; i < children.count; ++i) {
+    if (depth < deepest_descendant) kill_descendants(children.pids[i], depth + 1);
+    ::kill(children.pids[i], SIGKILL);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "sys/files.h"
 #include "support/messages.h"
 
+#include "support/alarm_timer.h"
 #include "support/flush_hook.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
@@ -132,7 +133,7 @@ TEST(AtomicFile, ForNowIsWholeToo) {
   EXPECT_EQ(read_file(folder / "a"), "new");
   EXPECT_THROW(AtomicFile::write_for_now(folder / "none/a", "new"), SystemError);
   fs::create_directory(folder / "b");
-  EXPECT_THROW(AtomicFile::write_for_now(folder / "b", "new"), SystemError);
+  EXPECT_THROW(AtomicFile::write_for_now(folder / "b", "new"), BadInput);
   EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"a", "b"}));
 }
 
@@ -142,6 +143,44 @@ TEST(AtomicFile, HasTheUsualMode) {
   AtomicFile::write(folder / "a", "");
   ::umask(old);
   EXPECT_EQ(fs::status(folder / "a").permissions(), static_cast<fs::perms>(0640));
+}
+
+TEST(AtomicFile, ReplacesNothingButAFile) {
+  TemporaryFolder folder;
+  const fs::path pipe = folder / "pipe", link = folder / "link", inner = folder / "folder";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  fs::create_symlink(pipe, link);
+  fs::create_directory(inner);
+  const auto refusal = [](const fs::path& path) {
+    EXPECT_THROW(AtomicFile::write_for_now(path, "new"), BadInput);
+    return test::message_of<BadInput>([&] { AtomicFile::write(path, "new"); });
+  };
+  const std::string expected = ": expected a file or nothing, found ";
+  EXPECT_EQ(refusal(pipe), "writing " + pipe.string() + expected + "a named pipe");
+  EXPECT_EQ(refusal(link), "writing " + link.string() + expected + "a named pipe");
+  EXPECT_EQ(refusal(inner), "writing " + inner.string() + expected + "a folder");
+  EXPECT_EQ(refusal("/dev/null"), "writing /dev/null" + expected + "a device");
+  EXPECT_TRUE(fs::is_fifo(pipe));
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"pipe", "link", "folder"}));
+}
+
+TEST(AtomicFile, WritesTheFileThatALinkNames) {
+  TemporaryFolder folder;
+  fs::create_directory(folder / "inner");
+  fs::create_symlink("inner/file", folder / "second");
+  fs::create_symlink("second", folder / "first");
+  for (const char* text : {"new", "newer"}) {  // the link is broken at first
+    AtomicFile::write(folder / "first", text);
+    EXPECT_EQ(read_file(folder / "inner/file"), text);
+  }
+  AtomicFile::write_for_now(folder / "first", "newest");
+  EXPECT_EQ(read_file(folder / "inner/file"), "newest");
+  EXPECT_TRUE(fs::is_symlink(folder / "first"));
+  EXPECT_TRUE(fs::is_symlink(folder / "second"));
+  EXPECT_EQ(names_in(folder / "inner"), std::set<std::string>{"file"});
+  fs::create_symlink("loop", folder / "loop");
+  EXPECT_THROW(AtomicFile::write(folder / "loop", "new"), SystemError);
 }
 
 TEST(AtomicFile, NamesTheFolderThatIsMissing) {
@@ -296,6 +335,16 @@ TEST(PositionedFile, SpaceThatIsNotThereIsAnErrorAtOnce) {
   test::expect_words(test::message_of<SystemError>(reserve), {"reserving 2 KiB", "file"});
   test::expect_words(test::message_of<SystemError>(write), {"writing ", "file"});
   ::setrlimit(RLIMIT_FSIZE, &before);
+}
+
+TEST(PositionedFile, ATimerDoesNotKeepItFromItsSpace) {
+  test::expect_ranks(1, [](int) {
+    const TemporaryFolder folder;
+    const test::AlarmTimer timer;
+    auto file = PositionedFile::create(folder / "file");
+    file.reserve(64 << 20);
+    EXPECT_EQ(fs::file_size(folder / "file"), 64U << 20);
+  });
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include "sys/files.h"
 #include "sys/plain_file.h"
 
+#include "support/alarm_timer.h"
+#include "support/processes.h"
 #include "support/temporary_folder.h"
 
 #include <gtest/gtest.h>
@@ -108,6 +110,15 @@ TEST(ReservedFile, ADiskWithoutRoomIsAnErrorAtOnce) {
         << text;
   }
   EXPECT_TRUE(fs::is_empty(folder.path()));
+}
+
+TEST(ReservedFile, ATimerDoesNotKeepItFromItsSpace) {
+  test::expect_ranks(1, [](int) {
+    const test::TemporaryFolder folder;
+    const test::AlarmTimer timer;
+    const ReservedFile file(folder.path(), 64 << 20);
+    EXPECT_EQ(file.bytes(), 64U << 20);
+  });
 }
 
 TEST(ReservedFile, PagesThatAreLetGoLeaveTheProcessAndKeepTheirValues) {

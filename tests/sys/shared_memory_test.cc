@@ -1,5 +1,6 @@
 #include "sys/shared_memory.h"
 
+#include "support/alarm_timer.h"
 #include "support/messages.h"
 #include "support/processes.h"
 
@@ -21,6 +22,19 @@ TEST(SharedMemory, LargerThanAFileMayBeIsAnErrorAndNoSignal) {
     test::expect_words(text, {"making 16 MiB of shared memory", "(ulimit -f)"});
     auto memory = SharedMemory::create("test", 1 << 20);
     memory.data()[(1 << 20) - 1] = std::byte{1};
+  });
+}
+
+// Older kernels interrupt the call for any handled signal, and give its pages back.
+TEST(SharedMemory, ATimerDoesNotKeepItFromItsPages) {
+  test::expect_ranks(1, [](int) {
+    constexpr std::size_t bytes = std::size_t{64} << 20;
+    const auto memory = SharedMemory::create("test", bytes);
+    const test::AlarmTimer timer;
+    EXPECT_TRUE(memory.reserve(0, bytes));
+    EXPECT_GE(memory.resident_bytes(), bytes);
+    EXPECT_TRUE(memory.punch(0, bytes));
+    EXPECT_EQ(memory.resident_bytes(), 0U);
   });
 }
 

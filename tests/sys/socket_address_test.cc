@@ -1,11 +1,20 @@
 #include "sys/socket_address.h"
 
+#include "support/own_hosts.h"
+#include "support/processes.h"
+
 #include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdio>
+#include <thread>
 
 #include <lockstep/base/error.h>
 
 namespace lockstep::sys {
 namespace {
+
+using namespace std::chrono_literals;
 
 TEST(SocketAddress, TcpAddressesReadAsTheyAreWritten) {
   SocketAddress address = SocketAddress::tcp("127.0.0.1", 1234);
@@ -41,6 +50,22 @@ TEST(SocketAddress, AHostThatDoesNotExistIsNamed) {
   } catch (const BadInput& error) {
     EXPECT_NE(std::string(error.what()).find("'no such host'"), std::string::npos) << error.what();
   }
+}
+
+TEST(SocketAddress, AHostMayBecomeKnownUntilTheDeadline) {
+  test::expect_ranks(1, [](int) {
+    test::OwnHosts hosts;
+    if (!hosts.begin()) {
+      std::puts("not checked: this system allows no hosts file of one's own");
+      return;
+    }
+    const std::jthread later([&] {
+      std::this_thread::sleep_for(500ms);
+      hosts.write("127.0.0.7 late-host.invalid\n");
+    });
+    EXPECT_EQ(SocketAddress::tcp("late-host.invalid", 80, Deadline::after(30s)).text(),
+              "127.0.0.7:80");
+  });
 }
 
 TEST(SocketAddress, UnixNames) {

@@ -12,7 +12,10 @@
 #include <thread>
 #include <vector>
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
@@ -121,6 +124,20 @@ TEST(Sockets, ConnectingToAFreePortNeverMeetsItself) {
     const SocketAddress address = SocketAddress::tcp(own, port);
     for (int i = 0; i < 3000; ++i) ASSERT_FALSE(try_connect(address, soon())) << own;
   }
+}
+
+// The kernel refuses longer times, and would then notice a lost host after two hours or never.
+TEST(Sockets, KeepaliveOfManyDaysIsTheLongestPossible) {
+  const Connection connection(SocketAddress::tcp("127.0.0.1", 0));
+  keep_alive(connection.client.get(), Duration::max());
+  int idle = 0, unanswered = 0;
+  socklen_t size = sizeof idle;
+  EXPECT_EQ(::getsockopt(connection.client.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle, &size), 0);
+  size = sizeof unanswered;
+  EXPECT_EQ(
+      ::getsockopt(connection.client.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered, &size), 0);
+  EXPECT_GT(idle, 7200);
+  EXPECT_EQ(unanswered, 9 * 3600 * 1000);
 }
 
 }  // namespace

@@ -120,6 +120,18 @@ TEST(CommandLine, NamesThatFilesOfTheRunCannotKeepAreRefused) {
             0U);
 }
 
+// The system would take the text before the NUL as the path.
+TEST(CommandLine, ATextWithNulIsRefused) {
+  test::TemporaryFolder folder;
+  const std::string file = folder / "run.toml";
+  std::ofstream(file) << "out = \"a\\u0000b\"\n";
+  EXPECT_EQ(
+      message_for({"mlp", "--config", file}),
+      "--out: expected a text without NUL, which would end a path there, found 'a\\x00b' (out "
+      "is set in " +
+          file + " line 1)");
+}
+
 TEST(CommandLine, ResumeTakesAWord) {
   const auto options_of = [](std::vector<std::string> words) {
     words.insert(words.begin(), {"mlp", "--out", "o"});
@@ -133,6 +145,32 @@ TEST(CommandLine, ResumeTakesAWord) {
     EXPECT_TRUE(options_of(words).resume_auto);
   }
   EXPECT_TRUE(options_of({"--overwrite"}).overwrite);
+}
+
+// The command that a run prints for its resume has the same --config.
+TEST(CommandLine, WordsThatSayHowARunStartsReplaceThoseOfTheFile) {
+  test::TemporaryFolder folder;
+  const std::string file = folder / "run.toml";
+  const auto with_file = [&](const std::string& text, std::vector<std::string> words) {
+    std::ofstream(file) << text;
+    words.insert(words.begin(), {"mlp", "--config", file, "--out", "o"});
+    return words;
+  };
+  EXPECT_EQ(parse(with_file("resume-from = 'step-5'\n", {})).resume_from, "step-5");
+  Options options = parse(with_file("resume-from = 'step-5'\n", {"--resume"}));
+  EXPECT_TRUE(options.resume);
+  EXPECT_EQ(options.resume_from, "");
+  options = parse(with_file("overwrite = true\nresume = true\n", {"--resume-from", "step-7"}));
+  EXPECT_EQ(options.resume_from, "step-7");
+  EXPECT_FALSE(options.overwrite);
+  EXPECT_FALSE(parse(with_file("overwrite = true\n", {"--resume", "auto"})).overwrite);
+  options = parse(with_file("resume = true\nresume-auto = true\n", {"--overwrite"}));
+  EXPECT_TRUE(options.overwrite);
+  EXPECT_FALSE(options.resume);
+  EXPECT_FALSE(options.resume_auto);
+  const Parsed both(with_file("resume = true\noverwrite = true\n", {}));
+  EXPECT_EQ(test::message_of([&] { check_run(*both.line.run, 1); }),
+            "give --resume or --overwrite, not both (overwrite is set in " + file + " line 2)");
 }
 
 TEST(CommandLine, RanksHaveAShortName) {

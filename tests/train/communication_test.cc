@@ -247,6 +247,23 @@ TEST_P(Uneven, RanksTrainWhatOneProcessTrains) {
   EXPECT_EQ(distance(uneven.out, again.out), 0);
 }
 
+// The first step of the resumed run is one in which only one rank has a row.
+TEST_P(Uneven, GoesOnWithAScaleAtAStepWithoutRows) {
+  TemporaryFolder folder;
+  const int ranks = GetParam();
+  RunSetup options = tiny_mlp(folder);
+  options.batch = 1365;
+  options.steps = 0;
+  options.epochs = 2;
+  options.save_every = 3;
+  options.uneven = true;
+  options.sharding.compute_dtype = at::kHalf;
+  run(ranks, options);
+  RunSetup again = cut_at(options, 3);
+  run(ranks, again);
+  EXPECT_EQ(distance(options.out, again.out), 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, Uneven, testing::Values(3, 5, 7));
 
 // 40 images, 13 per rank: in the last step of an epoch, two of three ranks have no images.

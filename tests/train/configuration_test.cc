@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace lockstep::train {
@@ -107,10 +108,12 @@ TEST(ConfigFile, WhatIsNoFileOrHoldsNothingIsAnError) {
 }
 
 TEST(ConfigFile, WhatIsWrittenReadsBackAsTheSameOptions) {
-  for (const char* task : {"gpt", "mnist", "mlp"}) {
+  for (const auto& [task, out] : {std::pair("gpt", "a folder \"with\" quotes\\"),
+                                  std::pair("mnist", "a line end\nbefore quotes '''"),
+                                  std::pair("mlp", "\r\n\t\x7f'\"\"\" \xc3\xa4\n")}) {
     test::TemporaryFolder folder;
     Configured written{RunSetup(task)}, read{RunSetup(task)};
-    written.all.options.out = "a folder \"with\" quotes\\";
+    written.all.options.out = out;
     written.all.options.lr = 1.0 / 3;
     written.all.options.seed = 77;
     written.all.options.mesh = parse_axes("dp=2,fsdp=-1,tp=2");
@@ -129,6 +132,7 @@ TEST(ConfigFile, WhatIsWrittenReadsBackAsTheSameOptions) {
     std::vector<ConfigEntry> entries = read_config(folder / "config.toml");
     EXPECT_EQ(entries.front().name, "task");
     apply_config(read.all, entries);
+    EXPECT_EQ(read.all.options.out, out);
     EXPECT_EQ(read.all.kept(), written.all.kept());
     EXPECT_EQ(read.all.options.mesh, written.all.options.mesh);
     EXPECT_EQ(read.all.options.sharding.compute_dtype, at::kHalf);

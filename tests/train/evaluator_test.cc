@@ -20,6 +20,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -106,7 +107,8 @@ TEST(Evaluator, ChoosesTheSameSamplesOnAnyNumberOfRanks) {
 }
 
 TEST(Evaluator, EachSampleCountsOnceWhereThereAreFewer) {
-  for (std::int64_t batches : {0, 3, 100})
+  for (std::int64_t batches : {std::int64_t{0}, std::int64_t{3}, std::int64_t{100},
+                               std::numeric_limits<std::int64_t>::max()})
     for (std::int64_t samples : {1, 7, 29, 30}) {
       Measured all = chosen_on(2, samples, batches);
       EXPECT_EQ(all.samples.size(), static_cast<std::size_t>(samples));

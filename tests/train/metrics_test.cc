@@ -269,6 +269,23 @@ TEST(Trace, OfAShortRunIsWrittenAtItsEnd) {
   EXPECT_EQ(spans_of(folder / "trace.rank1.json")["forward"].size(), 6u);
 }
 
+// The trace of rank 1 cannot be written, because there is a folder of its name.
+TEST(Trace, ThatCannotBeWrittenAtTheEndEndsARunThatIsSaved) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_mlp(folder);
+  options.save_every = 0;
+  options.trace = folder / "trace.json";
+  options.trace_steps = 1000;
+  std::filesystem::create_directories(folder / "trace.rank1.json/not empty");
+  test::run_group(test::BackendKind::shm, 2, [&](Group group) {
+    const std::string message = test::message_of([&] { (void)train(options, group); });
+    EXPECT_NE(message.find("writing the trace "), std::string::npos) << message;
+  });
+  const std::filesystem::path out = options.out;
+  for (const char* name : {"step-00000008", "model.safetensors", "result.txt"})
+    EXPECT_TRUE(std::filesystem::exists(out / name)) << name;
+}
+
 TEST(Trace, OfOtherStrategiesShowsTheirCommunication) {
   TemporaryFolder folder;
   RunSetup options = tiny_mlp(folder);

@@ -9,14 +9,19 @@
 #include "train/runs.h"
 
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
 #include <cstdint>
 #include <fstream>
+#include <limits>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace lockstep::train {
@@ -47,7 +52,7 @@ class SumTask : public Task {
     settings.add({.name = "top-k", .needs = {"experts"}}, top_k_);
   }
   void load(const Options& options, const Group& group) override {
-    batches_.emplace(Sums{120, scale_}, options, group);
+    batches_.emplace(Sums{samples_, scale_}, options, group);
     validation_ = {21, scale_};
   }
   [[nodiscard]] std::shared_ptr<torch::nn::Module> make_model() override {
@@ -66,6 +71,7 @@ class SumTask : public Task {
     return data::read_batch(validation_, {samples.data(), samples.size()});
   }
 
+  std::size_t samples_ = 120;
   double scale_ = 1;
   bool bias_ = true;
   std::int64_t experts_ = 0, top_k_ = 1;
@@ -126,8 +132,76 @@ TEST_P(OwnTask, IsTrainedEvaluatedSavedAndGoesOnToTheBit) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, OwnTask, testing::Values(1, 2, 3, 4));
 
+// A model of four pieces. The last batch of an epoch has two rows, fewer than there are
+// micro-batches.
+class StagedSums : public SumTask {
+ public:
+  StagedSums() { samples_ = 7 * 16 + 2; }
+  [[nodiscard]] std::shared_ptr<torch::nn::Module> make_model() override {
+    using torch::nn::Linear;
+    layers_ = torch::nn::Sequential(Linear(3, 4), Linear(4, 4), Linear(4, 4), Linear(4, 1));
+    return layers_.ptr();
+  }
+  [[nodiscard]] ParallelPlan parallel_plan() const override {
+    if (layers_.is_empty()) return {};
+    ParallelPlan plan = lockstep::parallel_plan(layers_);
+    plan.loss = [](const Tensors& outputs, const Tensors& targets) {
+      return at::mse_loss(outputs[0], targets[0]);
+    };
+    return plan;
+  }
+  [[nodiscard]] at::Tensor loss(const Batch& batch) override {
+    return at::mse_loss(layers_->forward(batch.data), batch.target);
+  }
+
+ private:
+  torch::nn::Sequential layers_{nullptr};
+};
+
+class StagesOfOwnTask : public testing::TestWithParam<std::tuple<int, const char*, const char*>> {};
+
+TEST_P(StagesOfOwnTask, TrainTheShortLastBatchOfAnEpoch) {
+  const auto& [ranks, mesh, schedule] = GetParam();
+  TemporaryFolder folder;
+  Options options = of_sums(folder);
+  options.epochs = 2;
+  options.batch = 16;
+  options.accumulate = 4;
+  options.optimizer = OptimizerKind::sgd;
+  options.lr = 1e-3;
+  Options staged = options;
+  staged.out += "-staged";
+  set_option(staged, "mesh", mesh);
+  staged.pipeline = schedule;
+  for (const auto& [count, each] : {std::pair(1, &options), std::pair(ranks, &staged)})
+    test::run_group(test::BackendKind::shm, count, [&, own = each](Group group) {
+      StagedSums task;
+      (void)train(task, *own, group);
+    });
+  EXPECT_EQ(metrics_of(staged.out).size(), 16u);
+  EXPECT_LT(distance(options.out, staged.out), 1e-5);
+  EXPECT_NEAR(last_val_loss(options.out), last_val_loss(staged.out), 1e-4);
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, StagesOfOwnTask,
+                         testing::Values(std::tuple(2, "pp=2", "1f1b"),
+                                         std::tuple(2, "pp=2", "zb-h1"),
+                                         std::tuple(4, "pp=2,dp=2", "1f1b"),
+                                         std::tuple(4, "pp=2,fsdp=2", "gpipe")));
+
 std::string refused(const Options& options, SumTask& task) {
   return test::message_of([&] { (void)train(task, options, Group()); });
+}
+
+// A program may set more epochs than --epochs takes.
+TEST(OwnTaskChecks, EpochsWithMoreStepsThanARunCanHaveAreRefused) {
+  TemporaryFolder folder;
+  Options options = of_sums(folder);
+  options.epochs = std::numeric_limits<std::int64_t>::max();
+  SumTask task;
+  EXPECT_EQ(refused(options, task),
+            "--epochs 9223372036854775807: expected epochs with at most 1000000000000000 steps "
+            "together, found 10 steps in each");
 }
 
 TEST(OwnTaskChecks, OtherDataAndOtherModelsAreRefusedOnAResume) {

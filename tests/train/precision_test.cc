@@ -13,9 +13,13 @@
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -198,6 +202,67 @@ TEST(PrecisionRun, WithoutShardsIsAutocastToTheBit) {
       checkpoint::read_safetensors(std::filesystem::path(setup.out) / "model.safetensors").tensors;
   for (const auto& parameter : module->named_parameters())
     EXPECT_TRUE(found.at(parameter.key()).equal(parameter.value())) << parameter.key();
+}
+
+// Makes the run in one process with LibTorch alone, in float32. Returns the parameters.
+std::map<std::string, at::Tensor> clipped_by_libtorch(const RunSetup& setup) {
+  auto task = setup.make();
+  task->load(setup, Group());
+  torch::manual_seed(static_cast<std::uint64_t>(setup.seed));
+  auto module = task->make_model();
+  torch::optim::SGD sgd(module->parameters(), torch::optim::SGDOptions(setup.lr));
+  for (std::int64_t step = 0; step < setup.steps; ++step) {
+    const Batch batch = task->batch(step);
+    const std::vector<at::Tensor> data = batch.data.chunk(setup.accumulate);
+    const std::vector<at::Tensor> targets = batch.target.chunk(setup.accumulate);
+    sgd.zero_grad();
+    for (std::size_t i = 0; i < data.size(); ++i)
+      (task->loss(Batch(data[i], targets[i])) / setup.accumulate).backward();
+    const double norm = torch::nn::utils::clip_grad_norm_(module->parameters(), setup.clip);
+    EXPECT_GT(norm, 4 * setup.clip) << "step " << step << " is hardly clipped";
+    sgd.step();
+  }
+  std::map<std::string, at::Tensor> parameters;
+  for (const auto& parameter : module->named_parameters())
+    parameters[parameter.key()] = parameter.value().detach();
+  return parameters;
+}
+
+// With SGD, the model shows the norm of clipped gradients. In float16, a norm that was clipped
+// before unscaling would leave the model as it was.
+TEST(PrecisionRun, ClippedGradientsAreThoseOfLibTorch) {
+  TemporaryFolder folder;
+  RunSetup setup = tiny_gpt(folder);
+  setup.optimizer = OptimizerKind::sgd;
+  setup.schedule = ScheduleKind::constant;
+  setup.warmup = setup.eval_every = setup.save_every = 0;
+  setup.weight_decay = 0;
+  setup.lr = 0.5;
+  setup.clip = 0.05;
+  setup.accumulate = 2;
+  setup.steps = 3;
+  const std::map<std::string, at::Tensor> expected = clipped_by_libtorch(setup);
+  for (const auto& [shard, mesh] : {std::pair("none", ""), {"full", ""}, {"auto", "tp=2"}})
+    for (const char* precision : {"fp32", "fp16"}) {
+      const bool is_narrow = precision == std::string("fp16");
+      RunSetup way = setup;
+      set_option(way, "shard", shard);
+      set_option(way, "mesh", mesh);
+      set_option(way, "precision", precision);
+      const std::string name = std::string(shard) + mesh + precision;
+      way.out += name;
+      run(2, way);
+      const auto found =
+          checkpoint::read_safetensors(std::filesystem::path(way.out) / "model.safetensors")
+              .tensors;
+      double largest = 0;
+      for (const auto& [parameter, tensor] : expected)
+        largest = std::max(largest, largest_difference(found.at(parameter), tensor));
+      // The largest parameter moves by about 0.01.
+      EXPECT_LT(largest, is_narrow ? 5e-4 : 1e-5) << name;
+      if (is_narrow)  // no step was skipped
+        EXPECT_EQ(metrics_of(way.out).back()["loss_scale"], 65536) << name;
+    }
 }
 
 TEST(PrecisionRun, MayChangeOnAResume) {

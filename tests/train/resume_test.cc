@@ -251,6 +251,38 @@ TEST(ResumeChecks, FewerStepsThanMadeAreRefused) {
       "that, found 7");
 }
 
+// Steps of a checkpoint are counted as epochs, so epochs must have as many steps as before.
+TEST(ResumeChecks, EpochsOfAnotherLengthAreRefused) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_mnist(folder);
+  run(1, options);
+  options.resume = true;
+  options.epochs = 4;
+  RunSetup other = options;
+  other.batch = 24;
+  expect_not_resumed(
+      other, 2,
+      "--resume: the checkpoint's epochs have 5 steps, those of this run (--batch 24) have 3, so "
+      "its 10 steps are other epochs: expected the same --batch and as much data, or --steps "
+      "instead of --epochs");
+  run(2, options);  // on any number of ranks an epoch has as many steps
+  EXPECT_EQ(metrics_of(options.out).size(), 20u);
+  other.epochs = 0;
+  other.steps = 22;
+  run(2, other);
+  EXPECT_EQ(metrics_of(options.out).size(), 22u);
+  options.epochs = 5;
+  expect_not_resumed(options, 1, "the checkpoint's epochs have 3 steps");
+  // Checkpoints of earlier versions do not say it.
+  const fs::path last = fs::path(options.out) / checkpoint::checkpoint_name(22);
+  checkpoint::LayoutJson json = checkpoint::parse_json_text(last, checkpoint::read_json_text(last));
+  EXPECT_EQ(json.state.progress.erase("steps_per_epoch"), 1u);
+  checkpoint::seal(json, last);
+  std::ofstream(last / "layout.json") << checkpoint::json_text(json);
+  run(1, options);
+  EXPECT_EQ(metrics_of(options.out).size(), 25u);
+}
+
 TEST(ResumeChecks, RanksThatReadDifferentDataAreRefused) {
   TemporaryFolder folder;
   RunSetup options = tiny_gpt(folder);

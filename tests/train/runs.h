@@ -4,6 +4,7 @@
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/train/trainer.h>
 
+#include "support/difference.h"
 #include "support/temporary_folder.h"
 #include "support/torch/ranks.h"
 #include "train/run_setup.h"
@@ -17,6 +18,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -93,6 +95,22 @@ inline double last_val_loss(const std::filesystem::path& out) {
                                                            : rows.back()["val_loss"].get<double>();
 }
 
+// Returns the largest difference of two tensors of the same sizes and dtype: 0 if they are bitwise
+// equal, otherwise infinity if a difference is NaN.
+inline double largest_difference(const at::Tensor& one, const at::Tensor& other) {
+  const auto bytes_of = [](const at::Tensor& tensor) {
+    return tensor.contiguous().view({-1}).view(at::kByte);
+  };
+  if (one.sizes() != other.sizes() || one.scalar_type() != other.scalar_type()) {
+    ADD_FAILURE() << "expected " << one.scalar_type() << " of shape " << one.sizes() << ", found "
+                  << other.scalar_type() << " of shape " << other.sizes();
+    return std::numeric_limits<double>::infinity();
+  }
+  if (bytes_of(one).equal(bytes_of(other))) return 0;
+  const at::Tensor difference = one.to(at::kDouble) - other.to(at::kDouble);
+  return test::nan_as_infinity(difference.abs().max().item<double>());
+}
+
 // Returns the largest difference between the models of two runs; 0 if they are bitwise equal.
 inline double distance(const std::filesystem::path& a, const std::filesystem::path& b) {
   auto first = checkpoint::read_safetensors(a / "model.safetensors").tensors;
@@ -100,7 +118,7 @@ inline double distance(const std::filesystem::path& a, const std::filesystem::pa
   EXPECT_EQ(first.size(), second.size());
   double most = 0;
   for (const auto& [name, tensor] : first)
-    most = std::max(most, (tensor - second.at(name)).abs().max().item<double>());
+    most = std::max(most, largest_difference(tensor, second.at(name)));
   return most;
 }
 
@@ -116,8 +134,19 @@ inline void expect_same_rows(const RunSetup& one, const RunSetup& other) {
   }
 }
 
+// Gives the rows after `step` a loss that no run has, so that a test fails unless the resumed run
+// writes these rows anew.
+inline void spoil_rows_after(const std::filesystem::path& out, std::int64_t step) {
+  std::vector<nlohmann::json> rows = metrics_of(out);
+  std::ofstream file(out / "metrics.jsonl");
+  for (nlohmann::json& row : rows) {
+    if (row["step"].get<std::int64_t>() > step) row["loss"] = row["val_loss"] = 1e9;
+    file << row.dump() << "\n";
+  }
+}
+
 // Returns the run as it was when the checkpoint of `step` was the newest, which is the state after
-// a kill.
+// a kill. As after a kill, metrics.jsonl has rows of later steps.
 inline RunSetup cut_at(RunSetup options, std::int64_t step) {
   namespace fs = std::filesystem;
   fs::path cut = options.out + "-cut";
@@ -125,6 +154,7 @@ inline RunSetup cut_at(RunSetup options, std::int64_t step) {
   for (const std::filesystem::path& folder : checkpoint::list_checkpoints(cut))
     if (checkpoint::read_training_state(folder).step > step) fs::remove_all(folder);
   fs::remove(cut / "model.safetensors");
+  spoil_rows_after(cut, step);
   options.out = cut;
   options.resume = true;
   return options;

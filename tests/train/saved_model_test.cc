@@ -70,6 +70,24 @@ TEST(SavedModel, MayBeARunACheckpointOrAFile) {
             std::string::npos);
 }
 
+TEST(SavedModel, MayBeTheIndexOfShards) {
+  TemporaryFolder folder;
+  RunSetup options = tiny_gpt(folder);
+  options.steps = 4;
+  run(1, options);
+  const checkpoint::Safetensors whole =
+      checkpoint::read_safetensors(fs::path(options.out) / "model.safetensors");
+  const fs::path shards = folder / "shards", index = shards / "model.safetensors.index.json";
+  checkpoint::write_sharded_safetensors(shards, whole.tensors, whole.metadata,
+                                        {.shard_bytes = 2000});
+  ASSERT_TRUE(fs::exists(index));
+  EXPECT_EQ(model_file(index), shards / "model.safetensors");
+  const SavedModel saved = read_model(index);
+  EXPECT_EQ(saved.step, 4);
+  EXPECT_EQ(saved.tensors.size(), whole.tensors.size());
+  (void)gpt_of(saved);
+}
+
 TEST(SavedModel, APathThatLeadsNowhereIsASystemError) {
   TemporaryFolder folder;
   fs::create_symlink("loop", folder / "loop");

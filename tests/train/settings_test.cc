@@ -2,6 +2,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/format.h"
 #include "train/messages.h"
 #include "train/run_setup.h"
 
@@ -76,6 +77,15 @@ TEST(Settings, ValuesAreChecked) {
   EXPECT_EQ(set("lr", "1e-3"), "nothing was thrown");
   EXPECT_EQ(set("batch", "0"), "batch: expected an integer from 1 to 16777216, found '0'");
   EXPECT_EQ(set("steps", "-5"), "steps: expected an integer of at least 1, found '-5'");
+  for (const char* large : {"2000000000000000", "99999999999999999999"})
+    EXPECT_EQ(set("steps", large), formatted("steps: expected an integer from 1 to "
+                                             "1000000000000000, found '{}'",
+                                             large));
+  EXPECT_EQ(set("clip", "1e999"),
+            "clip: expected a number from 0 to 1000000000000000, found '1e999'");
+  // Otherwise the product with the steps of an epoch might be no number of steps.
+  EXPECT_EQ(set("epochs", "9223372036854775807"),
+            "epochs: expected an integer from 1 to 1000000000, found '9223372036854775807'");
   for (const char* bad : {"", "12x", "1.5", "1e3", "99999999999999999999"})
     EXPECT_NE(set("steps", bad), "nothing was thrown") << bad;
   for (const char* bad : {"", "x", "nan", "-1", "inf"})
@@ -249,6 +259,11 @@ TEST(CheckRun, WhatDoesNotFitTogetherIsRefused) {
             "--width 128 is not a multiple of --heads 3");
   EXPECT_EQ(refused([](RunSetup& options) { options.min_lr = 1; }),
             "--min-lr 1 is above --lr 0.001");
+  EXPECT_EQ(refused([](RunSetup& options) {
+              options.min_lr = 1;
+              options.schedule = ScheduleKind::constant;  // does not end at min_lr
+            }),
+            "nothing was thrown");
   EXPECT_NE(refused([](RunSetup& options) { options.out = ""; }).find("--out"), std::string::npos);
   EXPECT_NE(refused([](RunSetup& options) { options.data = ""; }).find("--data"),
             std::string::npos);

@@ -14,8 +14,11 @@
 #include <nlohmann/json.hpp>
 
 #include <unistd.h>
+#include <cmath>
 #include <csignal>
 #include <fstream>
+#include <limits>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -25,6 +28,40 @@ namespace {
 namespace fs = std::filesystem;
 using test::BackendKind;
 using test::TemporaryFolder;
+
+// The helpers of these tests (runs.h) find an error that a maximum or an old row would hide.
+TEST(RunsOfTests, AModelWithANanIsFarFromEveryOther) {
+  TemporaryFolder folder;
+  constexpr double infinite = std::numeric_limits<double>::infinity();
+  const at::Tensor right = at::ones({3}), wrong = at::ones({3});
+  wrong.select(0, 1).fill_(std::nan(""));
+  const auto write = [&](const char* name, const at::Tensor& first) {
+    const fs::path out = folder / name;
+    fs::create_directories(out);
+    checkpoint::write_safetensors(out / "model.safetensors", {{"a", first}, {"b", right}});
+    return out;
+  };
+  const fs::path one = write("one", right), other = write("other", wrong);
+  EXPECT_EQ(distance(one, one), 0);
+  EXPECT_EQ(distance(one, other), infinite);
+  EXPECT_EQ(distance(other, one), infinite);
+  EXPECT_EQ(distance(other, other), 0);  // the same bits
+  EXPECT_EQ(test::relative_difference(std::nan(""), 1), infinite);
+  EXPECT_EQ(test::relative_difference(1, std::nan("")), infinite);
+  EXPECT_DOUBLE_EQ(test::relative_difference(-3, -2), 0.5);
+}
+
+TEST(RunsOfTests, ACutRunHasNoLossesOfLaterSteps) {
+  TemporaryFolder folder;
+  const RunSetup options = tiny_mlp(folder);
+  run(1, options);
+  const RunSetup cut = cut_at(options, 4);
+  const auto before = metrics_of(options.out), rows = metrics_of(cut.out);
+  ASSERT_EQ(rows.size(), before.size());
+  EXPECT_EQ(rows[3], before[3]);
+  EXPECT_EQ(rows[4]["loss"], 1e9);
+  EXPECT_EQ(last_val_loss(cut.out), 1e9);
+}
 
 class Resume : public testing::TestWithParam<int> {};
 
@@ -82,6 +119,65 @@ TEST(Trainer, AccumulationIsTheSameStepInParts) {
   run(2, parts);
   EXPECT_LT(distance(options.out, parts.out), 2e-3);
   EXPECT_NEAR(last_val_loss(parts.out), last_val_loss(options.out), 1e-3);
+}
+
+// A run whose parameters show the scale of gradients: AdamW and clipping would hide it.
+RunSetup by_plain_sgd(RunSetup options) {
+  options.optimizer = OptimizerKind::sgd;
+  options.momentum = options.clip = 0;
+  options.lr = 0.05;
+  options.save_every = 0;
+  return options;
+}
+
+struct WayOfParts {
+  int ranks = 1;
+  int accumulate = 1;
+  const char* shard = "auto";
+  const char* mesh = "";
+};
+
+// Expects the losses and the model of the run `one`, which is there.
+void expect_trained_alike(const RunSetup& one, const WayOfParts& way) {
+  RunSetup other = one;
+  set_option(other, "shard", way.shard);
+  set_option(other, "mesh", way.mesh);
+  other.accumulate = way.accumulate;
+  const std::string name =
+      std::to_string(way.ranks) + "-" + std::to_string(way.accumulate) + way.shard + way.mesh;
+  other.out += name;
+  run(way.ranks, other);
+  const auto expected = metrics_of(one.out), found = metrics_of(other.out);
+  ASSERT_EQ(found.size(), expected.size()) << name;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double loss = expected[i]["loss"].get<double>();
+    EXPECT_NEAR(found[i]["loss"].get<double>(), loss, 1e-5 * loss) << name << ", step " << i + 1;
+  }
+  EXPECT_LT(distance(one.out, other.out), 1e-5) << name;
+}
+
+// The last step of an epoch has 76 rows, so its micro-batches have different numbers of rows.
+TEST(Trainer, MicroBatchesAndRanksLeaveTheScaleOfGradients) {
+  TemporaryFolder folder;
+  RunSetup options = by_plain_sgd(tiny_mlp(folder));
+  options.steps = 0;
+  options.epochs = 2;
+  options.batch = 1340;
+  run(1, options);
+  for (const WayOfParts& way : {WayOfParts{1, 2}, WayOfParts{1, 5}, WayOfParts{2, 1},
+                                WayOfParts{2, 2}, WayOfParts{2, 5}, WayOfParts{2, 5, "full"}})
+    expect_trained_alike(options, way);
+}
+
+TEST(Trainer, StagesLeaveTheScaleOfGradients) {
+  TemporaryFolder folder;
+  RunSetup options = by_plain_sgd(tiny_gpt(folder));
+  options.steps = options.eval_every = 4;
+  options.batch = 20;
+  run(1, options);
+  for (const WayOfParts& way : {WayOfParts{1, 5}, WayOfParts{2, 2, "auto", "pp=2"},
+                                WayOfParts{2, 5, "auto", "pp=2"}, WayOfParts{2, 5, "auto", "tp=2"}})
+    expect_trained_alike(options, way);
 }
 
 TEST(Trainer, AResumeOnOtherRanksGoesOnWithTheSameBatches) {

@@ -27,8 +27,8 @@ class Deadline {
   [[nodiscard]] Duration left() const {
     return is_never() ? Duration::max() : std::max(Duration::zero(), Duration(at_ - Clock::now()));
   }
-  // Returns the timeout for poll() and epoll_wait(): milliseconds rounded up and at most `most`, or
-  // -1 for never().
+  // Returns the timeout for poll() and epoll_wait(): milliseconds rounded up, and at most `most`,
+  // also for never(): check passed() after each call.
   [[nodiscard]] int poll_milliseconds(int most = 3'600'000) const {
     if (is_never()) return most;
     auto ms = std::chrono::ceil<std::chrono::milliseconds>(left()).count();

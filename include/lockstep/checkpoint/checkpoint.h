@@ -87,8 +87,9 @@ struct SaveOptions {
 // options. Never overwrites an existing step, and saves no step earlier than an existing one,
 // because load_latest() would take the later one.
 //
-// Buffers are those of rank 0. Tensors that the handle ignores differ per rank and are saved for
-// each rank.
+// Buffers are those of rank 0. So is the optimizer's state if each rank updates its own copy of the
+// model (LocalSgd, DiLoCo, post_local_sgd()); load() gives it to every rank. Tensors that the
+// handle ignores differ per rank and are saved for each rank.
 std::filesystem::path save(const std::filesystem::path& out, const Handle& handle,
                            const torch::optim::Optimizer& optimizer, const TrainingState& state,
                            const SaveOptions& options = {});
@@ -119,8 +120,9 @@ struct LoadOptions {
 // returns the state that was saved beside them. Restores the random generators if as many ranks
 // load as saved (TrainingState::ranks); otherwise they are not changed.
 //
-// Checks everything before changing anything: each name, shape and dtype, and the checksums. If the
-// disk fails after that, the values of model and optimizer are undefined.
+// Checks everything before changing anything: each name, shape and dtype, the checksums, and the
+// states of the scheduler and the scaler. If the disk fails after that, the values of model and
+// optimizer are undefined.
 TrainingState load(const std::filesystem::path& folder, Handle& handle,
                    torch::optim::Optimizer& optimizer, const LoadOptions& options = {});
 

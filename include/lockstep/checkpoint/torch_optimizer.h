@@ -12,7 +12,8 @@
 //
 // Supports Adam, AdamW, SGD, RMSprop and Adagrad of LibTorch, and those of lockstep::optim, for a
 // model that is whole in this process: sharded parameters, which fully_shard() passes to an
-// optimizer, cause InvalidArgument. Not collective; the optimizer must not be used meanwhile.
+// optimizer, and sharded global tensors cause InvalidArgument. Not collective; the optimizer must
+// not be used meanwhile.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -34,9 +35,9 @@ namespace lockstep::checkpoint {
 // Loads states and hyperparameters, like load_state_dict() in Python. Checks everything first:
 // throws BadInput if the number of groups or parameters differs, a state is missing, unknown or of
 // another shape or dtype, a hyperparameter is not a finite number, or the results would differ from
-// Python's: maximize, or Adam's weight decay for AdamW. Nothing is changed in these cases. Ignores
-// options that only affect Python's speed (foreach, fused, capturable) and values of a scheduler
-// (initial_lr).
+// Python's: `maximize` is not UpdateOptions::maximize of this optimizer (false for LibTorch's), or
+// the weight decay is Adam's for AdamW. Nothing is changed in these cases. Ignores options that
+// only affect Python's speed (foreach, fused, capturable) and values of a scheduler (initial_lr).
 void load_torch_optimizer(torch::optim::Optimizer& optimizer, const c10::IValue& state);
 
 }  // namespace lockstep::checkpoint

@@ -81,19 +81,21 @@ class Loader {
  public:
   // `readers` has one entry per worker, or one for the program's thread. Use loader() instead of
   // this constructor.
-  Loader(std::vector<ReadBatch<Batch>> readers, std::int64_t samples, LoaderOptions options)
+  Loader(std::vector<ReadBatch<Batch>> readers, std::int64_t samples, const LoaderOptions& options)
       : plan_(samples, options),
         copies_(options.device, options.pin_memory),
-        options_(std::move(options)),
+        workers_(options.workers),
+        ahead_(std::max(options.prefetch, options.workers)),
         readers_(std::move(readers)) {}
 
   // Returns the batches of an epoch: all of them or, in the first epoch after resume(), the
   // remaining ones. Starts the workers. Throws InvalidArgument if the range of an earlier call
   // still exists, because both would read through the same datasets.
   Epoch<Batch> epoch(std::int64_t number) {
-    const std::int64_t begin = place_.begin(number, "Loader");
+    const std::int64_t begin = place_.first_of(number, "Loader");
     Order order = std::make_shared<const std::vector<std::size_t>>(plan_.order(number));
     auto batches = prefetcher(std::min(begin, plan_.batches()), order);
+    place_.start(number, begin);
     return Epoch<Batch>(place_.batches(), plan_.end(),
                         [batches] { return SentBatch<Batch>::arrived(batches->take()); });
   }
@@ -127,17 +129,17 @@ class Loader {
   }
 
   std::shared_ptr<Prefetcher> prefetcher(std::int64_t begin, const Order& order) const {
-    if (options_.workers == 0)
+    if (workers_ == 0)
       return std::make_shared<Prefetcher>(begin, plan_.batches(), maker(readers_.front(), order));
     std::vector<Prefetcher::Make> workers;
     for (const ReadBatch<Batch>& read : readers_) workers.push_back(maker(read, order));
-    return std::make_shared<Prefetcher>(begin, plan_.batches(), std::move(workers),
-                                        options_.prefetch);
+    return std::make_shared<Prefetcher>(begin, plan_.batches(), std::move(workers), ahead_);
   }
 
   LoaderPlan plan_;
   DeviceCopies copies_;
-  LoaderOptions options_;
+  int workers_;
+  int ahead_;  // batches that are read ahead
   std::vector<ReadBatch<Batch>> readers_;
   EpochPlace place_;
 };
@@ -146,7 +148,7 @@ class Loader {
 // in LibTorch's own loader. Throws InvalidArgument for a dataset without a size, and for several
 // workers over a dataset that cannot be copied.
 template <MapDataset D>
-[[nodiscard]] auto loader(D dataset, LoaderOptions options = {}) {
+[[nodiscard]] auto loader(D dataset, const LoaderOptions& options = {}) {
   const std::optional<std::size_t> size = dataset.size();
   if (!size)
     throw InvalidArgument("loader: the dataset must know its size: its size() returned no value");
@@ -161,21 +163,19 @@ template <MapDataset D>
     }
   }
   readers.push_back(reader_of(std::make_shared<D>(std::move(dataset))));
-  return Loader<BatchOf<D>>(std::move(readers), static_cast<std::int64_t>(*size),
-                            std::move(options));
+  return Loader<BatchOf<D>>(std::move(readers), static_cast<std::int64_t>(*size), options);
 }
 
 // Returns a loader whose workers all read from the same `dataset`, which must allow concurrent
 // reads.
 template <MapDataset D>
-[[nodiscard]] auto loader(std::shared_ptr<D> dataset, LoaderOptions options = {}) {
+[[nodiscard]] auto loader(std::shared_ptr<D> dataset, const LoaderOptions& options = {}) {
   const std::optional<std::size_t> size = dataset->size();
   if (!size)
     throw InvalidArgument("loader: the dataset must know its size: its size() returned no value");
   std::vector<ReadBatch<BatchOf<D>>> readers(static_cast<std::size_t>(std::max(1, options.workers)),
                                              reader_of(dataset));
-  return Loader<BatchOf<D>>(std::move(readers), static_cast<std::int64_t>(*size),
-                            std::move(options));
+  return Loader<BatchOf<D>>(std::move(readers), static_cast<std::int64_t>(*size), options);
 }
 
 }  // namespace lockstep::data

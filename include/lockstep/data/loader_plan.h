@@ -51,7 +51,8 @@ struct LoaderOptions {
   Group group = Group();   // only rank() and size() are used: loaders do not communicate
   std::uint64_t seed = 0;  // the same on every rank
   int workers = 1;         // threads that read; with 0 the program's own thread reads
-  int prefetch = 2;        // batches that all workers together read ahead of the program
+  // Batches that all workers together read ahead of the program; at least one for each worker.
+  int prefetch = 2;
   // Puts the batches into pinned host memory, from which a device can copy without blocking
   // (tensor.to(device, dtype, true)). No effect in a process without an accelerator.
   bool pin_memory = false;
@@ -106,22 +107,29 @@ class LoaderPlan {
 };
 
 // EpochPlace: the position of a loader: its epoch and the number of batches it has handed out in
-// that epoch. Not thread-safe.
+// that epoch. Not thread-safe. Not copyable: a copy would share the counter.
 class EpochPlace {
  public:
-  // Starts the range of an epoch and returns the number of its first batch: 0, or the next batch
-  // after resume(). Throws InvalidArgument while the range of an earlier call exists, because both
-  // would read through the same datasets.
-  std::int64_t begin(std::int64_t epoch, const char* loader) {
+  EpochPlace() = default;
+  EpochPlace(EpochPlace&&) = default;
+  EpochPlace& operator=(EpochPlace&&) = default;
+
+  // Returns the number of the first batch of an epoch: 0, or the next batch after resume(). Throws
+  // InvalidArgument while the range of an earlier epoch exists, because both would read through the
+  // same datasets.
+  [[nodiscard]] std::int64_t first_of(std::int64_t epoch, const char* loader) const {
     if (batches_.use_count() > 1)
       throw InvalidArgument(std::string(loader) +
                             "::epoch: expected the range of the epoch before to be gone, found it "
                             "still in use");
-    const std::int64_t first = is_resumed_ && epoch == epoch_ ? *batches_ : 0;
+    return is_resumed_ && epoch == epoch_ ? *batches_ : 0;
+  }
+  // Starts the range of an epoch at first_of(). Call it after everything that may throw, so that a
+  // resumed position is not lost with an exception.
+  void start(std::int64_t epoch, std::int64_t first) {
     is_resumed_ = false;
     epoch_ = epoch;
     *batches_ = first;
-    return first;
   }
   // Continues at the position in `state`, which the caller has already validated.
   void resume(const LoaderState& state) {

@@ -13,9 +13,10 @@
 
 namespace lockstep::data {
 
-// Only one thread may call take(). No worker outlives the object: the destructor waits for the
-// items that are being made, and drops them. The program's signals are not delivered to workers. A
-// forked child has no workers; it may destroy its copy of the object but must not use it otherwise.
+// Only one thread may call take(). No worker outlives the object: the destructor stops all workers,
+// waits for the items that are being made, and drops them. The program's signals are not delivered
+// to workers. A forked child has no workers; it may destroy its copy of the object but must not use
+// it otherwise.
 class Prefetcher {
  public:
   using Item = std::shared_ptr<void>;  // never null
@@ -33,6 +34,10 @@ class Prefetcher {
   // Returns the next item, or null after the last one. Blocks until the item is made. If make()
   // threw for this item, rethrows its exception, in this and every later call.
   [[nodiscard]] Item take();
+
+  // Lets the workers make no more items, and does not wait for them; the destructor does. Call
+  // take() no more.
+  void request_stop() noexcept;
 
  private:
   class Line;

@@ -181,29 +181,31 @@ class StreamLoader {
   using Batch = typename StreamReader<D>::Batch;
   using Make = std::function<D(std::int64_t epoch)>;
 
-  StreamLoader(Make make, StreamOptions options)
+  StreamLoader(Make make, const StreamOptions& options)
       : make_(std::move(make)),
         plan_(options),
         copies_(options.device, options.pin_memory),
-        options_(std::move(options)) {}
+        workers_(options.workers),
+        prefetch_(options.prefetch) {}
 
   // Returns the batches of an epoch: all of them or, in the first epoch after resume(), the
   // remaining ones; the stream skips the samples that were already handed out. Makes the streams
   // here and reads them in the workers. Throws InvalidArgument if the range of an earlier call
   // still exists. An exception of a stream is thrown in place of its batch.
   Epoch<Batch> epoch(std::int64_t number) {
-    const std::int64_t begin = place_.begin(number, "StreamLoader");
-    auto workers = std::make_shared<std::vector<std::unique_ptr<Prefetcher>>>();
-    for (int worker = 0; worker < std::max(1, options_.workers); ++worker)
-      workers->push_back(start(number, begin + worker));
+    const std::int64_t begin = place_.first_of(number, "StreamLoader");
+    auto workers = std::make_shared<Workers>();
+    for (int worker = 0; worker < std::max(1, workers_); ++worker)
+      workers->all.push_back(start(number, begin + worker));
     auto take = [workers, next = std::size_t{0}]() mutable -> Prefetcher::Item {
-      if (workers->empty()) return nullptr;
-      Prefetcher::Item item = (*workers)[next]->take();
-      next = (next + 1) % workers->size();
+      if (workers->all.empty()) return nullptr;
+      Prefetcher::Item item = workers->all[next]->take();
+      next = (next + 1) % workers->all.size();
       auto sent = *static_cast<std::shared_ptr<SentBatch<Batch>>*>(item.get());
-      if (!sent) workers->clear();  // the end of the stream, which is the same for all workers
+      if (!sent) workers->end();  // the end of the stream, which is the same for all workers
       return SentBatch<Batch>::arrived(sent);
     };
+    place_.start(number, begin);
     return Epoch<Batch>(place_.batches(), std::nullopt, std::move(take));
   }
 
@@ -219,11 +221,26 @@ class StreamLoader {
   }
 
  private:
+  // The workers of an epoch, which all read at the same time.
+  struct Workers {
+    std::vector<std::unique_ptr<Prefetcher>> all;
+
+    Workers() = default;
+    Workers(const Workers&) = delete;
+    Workers& operator=(const Workers&) = delete;
+    ~Workers() { end(); }
+    // Stops all before it waits for the first: this takes as long as the slowest of them.
+    void end() {
+      for (const auto& worker : all) worker->request_stop();
+      all.clear();
+    }
+  };
+
   // Starts a worker for the batches `first`, first + workers, ...; items after the end hold no
   // batch.
   std::unique_ptr<Prefetcher> start(std::int64_t epoch, std::int64_t first) {
     auto reader = std::make_shared<StreamReader<D>>(make_(epoch), plan_);
-    const std::int64_t stride = std::max(1, options_.workers);
+    const std::int64_t stride = std::max(1, workers_);
     Prefetcher::Make make = [reader, copies = copies_, first,
                              stride](std::int64_t number) -> Prefetcher::Item {
       auto sent = std::make_shared<std::shared_ptr<SentBatch<Batch>>>();
@@ -232,15 +249,16 @@ class StreamLoader {
       return sent;
     };
     constexpr auto endless = std::numeric_limits<std::int64_t>::max();
-    if (options_.workers == 0) return std::make_unique<Prefetcher>(0, endless, std::move(make));
+    if (workers_ == 0) return std::make_unique<Prefetcher>(0, endless, std::move(make));
     return std::make_unique<Prefetcher>(0, endless, std::vector<Prefetcher::Make>{std::move(make)},
-                                        options_.prefetch);
+                                        prefetch_);
   }
 
   Make make_;
   StreamPlan plan_;
   DeviceCopies copies_;
-  StreamOptions options_;
+  int workers_;
+  int prefetch_;
   EpochPlace place_;
 };
 
@@ -248,9 +266,8 @@ class StreamLoader {
 // per worker and epoch, in the program's thread.
 template <class Make>
   requires StreamDataset<std::invoke_result_t<Make&, std::int64_t>>
-[[nodiscard]] auto stream_loader(Make make, StreamOptions options = {}) {
-  return StreamLoader<std::invoke_result_t<Make&, std::int64_t>>(std::move(make),
-                                                                 std::move(options));
+[[nodiscard]] auto stream_loader(Make make, const StreamOptions& options = {}) {
+  return StreamLoader<std::invoke_result_t<Make&, std::int64_t>>(std::move(make), options);
 }
 
 }  // namespace lockstep::data

@@ -169,6 +169,8 @@ struct Rule {
   }
 };
 
+// Runs once for arguments of the same kind. Values of float and Scalar arguments are not part of
+// the kind, so a rule must not store them in its result: a kernel must read them from the stack.
 using RuleFunction = std::function<Rule(const RuleCall& call)>;
 
 // Sets the rule of every overload of `operation` ("aten::cumsum"), replacing an earlier rule. May

@@ -65,8 +65,9 @@ void distribute_(const at::Tensor& parameter, const Mesh& mesh, const Placements
 // shared. `sizes` are the sizes of the whole tensor; by default they assume that every rank has
 // this rank's length in a sharded dim. Throws InvalidArgument if `local` is not this rank's part
 // for these sizes. The caller must ensure conditions that a single rank cannot check, such as equal
-// values of replicated parts. `local` gets this rank's part of the gradient with the same
-// placements, and the whole gradient along Partial axes.
+// values of replicated parts. `local` should be contiguous: otherwise, view() may have to copy on
+// some ranks only, and a write through the view then throws on these ranks only. `local` gets this
+// rank's part of the gradient with the same placements, and the whole gradient along Partial axes.
 [[nodiscard]] at::Tensor from_local(const at::Tensor& local, const Mesh& mesh,
                                     const Placements& placements,
                                     std::optional<std::vector<std::int64_t>> sizes = {});

@@ -56,6 +56,8 @@ class AdamOf : public Torch, public TransformsGradients {
 
   void load(torch::serialize::InputArchive& archive) override;
 
+  [[nodiscard]] bool maximizes() const override { return update_.maximize; }
+
  private:
   void update(const ElementTransform& transform) override;
 

@@ -32,7 +32,9 @@ namespace lockstep::optim {
 // Returns the norm of order `norm_type` of all defined gradients of `parameters`: the root of that
 // order of the sum of |g|^norm_type over all elements; the largest |g| if norm_type is infinity;
 // the number of tensors, as in torch, if it is 0. With order 2, the norm is finite if all elements
-// are finite and have at most 32 bits. Throws InvalidArgument for a negative norm_type.
+// are finite and have at most 32 bits. Throws InvalidArgument for a negative norm_type, for order 0
+// if parameters are sharded, and for a parameter that is listed twice, as LibTorch's parameters()
+// lists a tied weight: pass a handle's parameters(), or unique_parameters().
 [[nodiscard]] double gradient_norm(std::span<const at::Tensor> parameters, double norm_type = 2);
 
 // Returns min(1, max_norm / (norm + 1e-6)), the formula of torch, or NaN if the norm is NaN.
@@ -40,7 +42,7 @@ namespace lockstep::optim {
 
 // Multiplies the gradients by clip_factor(), unless the factor is 1, and returns the norm before
 // clipping, as torch::nn::utils::clip_grad_norm_ does. Throws InvalidArgument for a negative
-// max_norm or norm_type.
+// max_norm, and in the cases of gradient_norm(); nothing is written then.
 double clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm,
                       double norm_type = 2);
 

@@ -18,7 +18,8 @@
 //
 // If the loop calls none of scale(), current_scale() and state(), unscale() and step() throw
 // InvalidArgument, because the gradients were never multiplied by the scale. This check is skipped
-// if parameters are sharded, because another rank may own the loss.
+// if parameters are sharded, because another rank may own the loss. A rank without rows, whose
+// gradients come from other ranks (join.h), calls current_scale() instead of scale().
 //
 // If parameters are sharded (fully_shard()), unscale() and step() are collective, so that all ranks
 // take the step or all skip it. Not thread-safe.
@@ -65,8 +66,9 @@ class GradScaler {
   // applies `transform`, and updates the parameters if all gradients are finite. Call it once per
   // optimizer between two update() calls.
   StepResult step(torch::optim::Optimizer& optimizer, GradientTransform transform = {});
-  // Computes the next scale; call it after the steps of all optimizers. Throws InvalidArgument if
-  // no optimizer was unscaled.
+  // Computes the next scale; call it after the steps of all optimizers. The scale and its inverse
+  // stay finite in float32: a scale that would leave this range stays as it is. Throws
+  // InvalidArgument if no optimizer was unscaled.
   void update();
 
   [[nodiscard]] bool enabled() const { return options_.enabled; }
@@ -83,6 +85,10 @@ class GradScaler {
     note_use();
     return {scale_, good_steps_};
   }
+  // Throws BadInput if the scale is not positive or not finite in float32, or good_steps is
+  // negative.
+  static void check_state(const State& state);
+  // Throws as check_state() does; nothing is changed then.
   void load_state(const State& state);
   // Save and load the same state in an archive, under torch.amp's names: `scale` and
   // `_growth_tracker`.

@@ -47,14 +47,18 @@ class TransformsGradients {
   // rank must call. A norm that is not finite is used as in torch, unless skip_if_not_finite is
   // set.
   //
-  // Throws InvalidArgument for a scale that is not positive, a negative clip_value, clip_norm or
-  // norm_type, and in the cases of step(); nothing is updated then.
+  // Throws InvalidArgument for a scale that is not positive, a negative clip_value or clip_norm, in
+  // the cases of gradient_norm() if clip_norm is set, and in those of step(); nothing is updated
+  // then.
   StepResult step_transformed(const GradientTransform& transform);
 
   // Returns the bytes that our kernels read and wrote in this rank's last update: parameters, state
   // and gradients. If fully_shard()'s reduce_in_step leaves the sum over ranks to step(), the
   // gradients of all ranks count. The pass that computes the norm is not counted.
   [[nodiscard]] std::int64_t bytes_moved() const { return bytes_moved_; }
+
+  // Returns UpdateOptions::maximize.
+  [[nodiscard]] virtual bool maximizes() const = 0;
 
  protected:
   std::int64_t bytes_moved_ = 0;

@@ -133,7 +133,7 @@ class Scheduler {
  public:
   // Sets the groups' rates to those of step 0; the current rates become the base of each group. If
   // given, `momentum` sets SGD's momentum or the first beta of Adam and AdamW; throws
-  // InvalidArgument for another optimizer.
+  // InvalidArgument for another optimizer, which is not changed then.
   Scheduler(torch::optim::Optimizer& optimizer, Schedule rate, Schedule momentum = {});
   // Takes one schedule per group. Throws InvalidArgument if the numbers differ.
   Scheduler(torch::optim::Optimizer& optimizer, std::vector<Schedule> rates);
@@ -141,6 +141,8 @@ class Scheduler {
   // Call after an update: sets the rates of the next update. A group that was added since the last
   // call takes its current rate as base.
   void step() { set_step(step_ + 1); }
+  // Throws InvalidArgument for a negative step, and an error of a schedule, such as one_cycle()'s
+  // after its last step; nothing is changed then.
   void set_step(std::int64_t step);
 
   [[nodiscard]] std::int64_t step_number() const { return step_; }
@@ -153,13 +155,24 @@ class Scheduler {
     std::vector<double> bases;  // one per group
   };
   [[nodiscard]] State state() const { return {step_, bases_}; }
-  // Throws InvalidArgument if the number of groups differs; nothing is changed then.
+  // Throws InvalidArgument if the number of groups differs, and in the cases of set_step().
+  void check_state(const State& state) const;
+  // Throws as check_state() does; nothing is changed then.
   void load_state(const State& state);
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
 
  private:
-  void take_bases();
+  // The values of one group at one step.
+  struct Values {
+    double rate = 0;
+    double momentum = 0;  // unused without a schedule of the momentum
+  };
+
+  // Returns the bases, with the current rates of groups that were added since the last call.
+  [[nodiscard]] std::vector<double> bases_of_all() const;
+  // Returns the values of each group. Throws as check_state() does.
+  [[nodiscard]] std::vector<Values> values_at(const State& state) const;
   [[nodiscard]] const Schedule& rate_of(std::size_t group) const;
 
   torch::optim::Optimizer& optimizer_;

@@ -35,6 +35,8 @@ class SGD : public torch::optim::SGD, public TransformsGradients {
 
   void load(torch::serialize::InputArchive& archive) override;
 
+  [[nodiscard]] bool maximizes() const override { return update_.maximize; }
+
  private:
   void update(const ElementTransform& transform) override;
 

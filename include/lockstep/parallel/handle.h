@@ -157,7 +157,8 @@ class [[nodiscard]] Handle {
   // Returns the same tensors, with their names and places in the whole tensors.
   [[nodiscard]] std::vector<Part> named_parameters() const;
 
-  // Local. Clears the gradients of parameters() and the gradients that no_sync() has kept.
+  // Local. Clears the gradients of parameters() and the gradients that no_sync() has kept. The
+  // zero_grad() of an optimizer that was built on parameters() has the same effect.
   // set_to_none is faster, and keeps the sign of zeros: adding a gradient to zeros loses it.
   void zero_grad(bool set_to_none = true);
   // backward() inside the scope only accumulates; the next one outside reduces the sum.

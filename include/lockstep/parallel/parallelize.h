@@ -147,9 +147,9 @@ class [[nodiscard]] ParallelModel : public Handle {
   // pipeline, before gradients are computed. The groups stay usable if all ranks of data() passed
   // an invalid batch. Otherwise, the other ranks wait for this rank in the collectives of their
   // step until their timeout, or until this rank exits: so always pass at least one row per
-  // micro-batch on every rank. After an exception on one rank: with pp, all ranks throw Aborted,
-  // which names rank, action and text; without pp, the other ranks throw PeerLost or Timeout, and
-  // on a mesh with fsdp possibly Aborted.
+  // micro-batch on every rank. After an exception on one rank, this rank throws it; with pp, all
+  // other ranks throw Aborted, which names rank, action and text; without pp, they throw PeerLost
+  // or Timeout, and on a mesh with fsdp possibly Aborted.
   at::Tensor step(const Tensors& inputs, const Tensors& targets, const PipelineLoss& loss = {});
   // Returns the loss of step() without gradients, in the module's mode (train() or eval()). One row
   // per rank is enough: the number of micro-batches is reduced to the fewest rows of a rank of

@@ -106,6 +106,10 @@ void check_schedule(const Schedule& schedule);
 // Returns the rank of each stage. The schedule must be valid.
 [[nodiscard]] std::vector<int> rank_of_stages(const Schedule& schedule);
 
+// Returns the part of a schedule for a batch that has fewer micro-batches. If `schedule` has no
+// problem, the result has none.
+[[nodiscard]] Schedule first_micro_batches(const Schedule& schedule, int micro_batches);
+
 // Return only the forwards of a schedule, for evaluation: those of the first `micro_batches`
 // micro-batches, or all. If `schedule` has no deadlock, the result has none.
 [[nodiscard]] Schedule forward_only(const Schedule& schedule, int micro_batches);

@@ -30,7 +30,8 @@ struct StoreServerOptions {
   std::string secret;      // Any bytes; 32 random bytes are best.
   // A connection whose client has not proven within this time that it knows the secret is closed.
   // If more than `max_unproven` such connections are open, the server closes a random one from the
-  // address with the most connections (IPv6 addresses count by their first 64 bits).
+  // address with the most connections (IPv6 addresses count by their first 64 bits). So it does if
+  // this process has no descriptor left for a new connection.
   Duration handshake_timeout = std::chrono::seconds(10);
   int max_unproven = 256;
   // Limit for all keys and values together. A call that would exceed it is refused.

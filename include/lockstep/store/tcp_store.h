@@ -16,14 +16,16 @@ struct TcpStoreOptions {
   std::string host = "127.0.0.1";  // Or "@NAME", whose server must run as the same user.
   std::uint16_t port = 0;
   std::string secret;  // The server's secret.
-  // How long to try to connect; the server may start later than its clients.
+  // How long to try to connect; the server may start later than its clients. An unknown host name
+  // is looked up again for 10 s at most.
   Duration connect_timeout = std::chrono::minutes(5);
   // How long the server may take to answer a call that does not block on the server.
   Duration call_timeout = std::chrono::seconds(60);
   // If the connection breaks: how long to try to reach the same store again, while calls wait. A
   // restarted server is the same store if it has its log (StoreServerOptions::log); otherwise it is
-  // a different store. With 0, a broken connection ends the store. A call that does not block on
-  // the server may take this long if `call_timeout` is shorter.
+  // a different store. It may have moved to another address of the same host name. With 0, a broken
+  // connection ends the store. A call that does not block on the server may take this long if
+  // `call_timeout` is shorter.
   Duration reconnect = {};
   // The server is considered lost if its host has not answered TCP keepalive probes for this long.
   Duration lost_after = std::chrono::seconds(25);
@@ -32,9 +34,10 @@ struct TcpStoreOptions {
 // One connection that all threads share: a blocked get() or wait() does not delay other calls.
 // get() and wait() return about a second after their deadline even if the server hangs.
 //
-// Throws BadInput if the server rejects the secret or is not a store, and Timeout if no server
-// answers. Throws PeerLost, in this and every later call, if the server is gone: immediately, or
-// once it could not be reached again within `reconnect`. Not usable in a forked child.
+// Throws BadInput if the host is unknown, or the server rejects the secret or is not a store, and
+// Timeout if no server answers. Throws PeerLost, in this and every later call, if the server is
+// gone: immediately, or once it could not be reached again within `reconnect`. Not usable in a
+// forked child.
 class TcpStore : public Store {
  public:
   explicit TcpStore(const TcpStoreOptions& options);

@@ -34,10 +34,11 @@ struct SavedModel {
   checkpoint::Metadata metadata;
 };
 
-// Returns the tensor file for `run`. If `run` is a file, the file itself. For a checkpoint folder,
-// its model.safetensors. For a run folder, its model.safetensors, or that of the newest checkpoint
-// if the checkpoint has made more steps or the run has not ended yet. Throws BadInput if there is
-// no such file.
+// Returns the tensor file for `run`. If `run` is a file, the file itself; if it is the index of
+// shards, the path without ".index.json", from which read_safetensors() reads them. For a
+// checkpoint folder, its model.safetensors. For a run folder, its model.safetensors, or that of the
+// newest checkpoint if the checkpoint has made more steps or the run has not ended yet. Throws
+// BadInput if there is no such file.
 [[nodiscard]] std::filesystem::path model_file(const std::filesystem::path& run);
 
 // Reads and checks the tensor file for `run`. If entries are missing, or describe a far larger

@@ -171,8 +171,10 @@ checkpoint::Metadata metadata_of(const Source& source) {
 std::optional<hub::LanguageModel> own_language_model(const fs::path& from, const Source& source) {
   const auto task = source.metadata.find("task");
   if (source.config || task == source.metadata.end()) return std::nullopt;
-  if (task->second == "gpt") return train::gpt_of(train::read_model(from));
-  if (task->second == "llama") return train::llama_of(train::read_model(from));
+  // For a run's folder, read_model() may take the model of another step than `source` has.
+  const fs::path model = source.training ? one_at(from) : from;
+  if (task->second == "gpt") return train::gpt_of(train::read_model(model));
+  if (task->second == "llama") return train::llama_of(train::read_model(model));
   return std::nullopt;
 }
 

@@ -183,12 +183,7 @@ std::vector<fs::path> all_at(const fs::path& path) {
 fs::path one_at(const fs::path& path) { return all_at(path).back(); }
 
 std::vector<fs::path> tensor_files_of(const fs::path& path) {
-  if (!fs::is_directory(path)) {
-    const std::string text = path.string();
-    const bool is_index = text.ends_with(checkpoint::index_end);
-    return {is_index ? text.substr(0, text.size() - std::string_view(checkpoint::index_end).size())
-                     : text};
-  }
+  if (!fs::is_directory(path)) return {checkpoint::without_index_end(path)};
   std::vector<fs::path> files;
   for (const char* name : checkpoint::tensor_files)
     if (checkpoint::has_tensors(path / name)) files.push_back(path / name);

@@ -138,7 +138,7 @@ const std::vector<std::string> model_places = {"model", "state_dict", "model_sta
 const std::vector<std::string> optimizer_places = {
     "optimizer", "optim", "optimizer_state_dict", "optimizer_state", "app.optimizer", "app.optim"};
 
-constexpr std::size_t most_values = 4 << 20, most_nested = 100;
+constexpr std::size_t most_values = 4 << 20, most_nested = 100, most_bytes = 1 << 30;
 
 std::string key_text(const c10::IValue& key) {
   return key.isInt() ? std::to_string(key.toInt()) : key.toStringRef();
@@ -230,26 +230,25 @@ StateDicts::StateDicts(std::filesystem::path path,
 }
 
 void StateDicts::add(std::vector<std::string> path, const c10::IValue& value) {
-  check_input(path.size() <= most_nested && ++values_ <= most_values,
-              "{}: expected at most {} values, nested {} times, found more", path_.string(),
-              most_values, most_nested);
+  for (const std::string& key : path) path_bytes_ += sizeof key + key.size();
+  check_input(++values_ <= most_values && path.size() <= most_nested && path_bytes_ <= most_bytes,
+              "{}: expected at most {} values, nested {} times, with paths of {} bytes, found more",
+              path_.string(), most_values, most_nested, most_bytes);
+  const auto add_below = [&](std::string key, const c10::IValue& item) {
+    std::vector<std::string> below = path;
+    below.push_back(std::move(key));
+    add(std::move(below), item);
+  };
   if (value.isGenericDict()) {
-    for (const auto& item : value.toGenericDict()) {
-      std::vector<std::string> below = path;
-      below.push_back(key_text(item.key()));
-      add(std::move(below), item.value());
-    }
+    for (const auto& item : value.toGenericDict()) add_below(key_text(item.key()), item.value());
     return;
   }
   // A group's list of parameters is stored as one value.
   if (value.isList() && std::ranges::any_of(value.toListRef(), [](const c10::IValue& item) {
         return item.isGenericDict() || item.isTensor();
       })) {
-    for (std::size_t i = 0; i < value.toListRef().size(); ++i) {
-      std::vector<std::string> below = path;
-      below.push_back(formatted("{}", i));
-      add(std::move(below), value.toListRef()[i]);
-    }
+    for (std::size_t i = 0; i < value.toListRef().size(); ++i)
+      add_below(formatted("{}", i), value.toListRef()[i]);
     return;
   }
   Leaf leaf{std::move(path), {}, [value] { return value; }, {}};

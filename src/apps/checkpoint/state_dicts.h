@@ -98,8 +98,9 @@ class StateDicts {
   [[nodiscard]] checkpoint::TensorSource field_of(const Leaf& leaf, const std::string& field) const;
 
   const std::filesystem::path path_;
-  std::vector<Leaf> leaves_;  // in the order of the file
-  std::size_t values_ = 0;    // dicts, lists and leaves that were added
+  std::vector<Leaf> leaves_;    // in the order of the file
+  std::size_t values_ = 0;      // dicts, lists and leaves that were added
+  std::size_t path_bytes_ = 0;  // of all paths: a shared dict has one for each of its places
 };
 
 }  // namespace lockstep::apps

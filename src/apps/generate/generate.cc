@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "comm/init/choice.h"
 #include "module/checks.h"
+#include "rank_env/rank_info.h"
 #include "sys/program.h"
 #include "train/device.h"
 
@@ -70,6 +71,11 @@ class Ranks {
  public:
   Ranks(const std::string& mesh, const std::string& device) {
     if (mesh.empty()) {
+      const int ranks = rank_env::detect_rank().size;
+      check_input(ranks == 1,
+                  "--mesh is missing: each of {} ranks would print the text: give --mesh tp={}, or "
+                  "start one process, without RANK and WORLD_SIZE in its environment",
+                  ranks, ranks);
       if (needs_device(device)) group_ = init({.device = device});
       return;
     }

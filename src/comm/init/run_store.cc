@@ -142,8 +142,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A host name of a cluster may become resolvable only after the job has started.
-constexpr auto until_known = 10s;
 constexpr auto until_notice = 5s;
 constexpr auto between_attempts = 200ms;
 constexpr auto shortest_attempt = 100ms;  // also at the deadline: a server needs time to answer
@@ -187,15 +185,10 @@ Listener listener_at(const sys::SocketAddress& address, Deadline deadline) {
 MasterAddress::MasterAddress(const std::string& host, std::uint16_t port, Deadline deadline)
     : host_(host), text_(formatted("{}:{}", host, port)) {
   if (host_.starts_with('[') && host_.ends_with(']')) host_ = host_.substr(1, host_.size() - 2);
-  const auto known = Deadline::after(until_known).or_sooner(deadline);
-  for (;;) {
-    try {
-      addresses_ = sys::SocketAddress::all_tcp(host_, port);
-      return;
-    } catch (const BadInput& error) {
-      if (known.passed()) throw BadInput(formatted("MASTER_ADDR: {}", error.what()));
-    }
-    std::this_thread::sleep_for(std::min<Duration>(between_attempts, known.left()));
+  try {
+    addresses_ = sys::SocketAddress::all_tcp(host_, port, deadline);
+  } catch (const BadInput& error) {
+    throw BadInput(formatted("MASTER_ADDR: {}", error.what()));
   }
 }
 

@@ -25,8 +25,7 @@ namespace lockstep {
 // own warnings.
 class MasterAddress {
  public:
-  // Resolves the name; retries for some seconds if it is unknown. Throws BadInput, which names
-  // MASTER_ADDR.
+  // Resolves the name as SocketAddress::all_tcp() does. Throws BadInput, which names MASTER_ADDR.
   MasterAddress(const std::string& host, std::uint16_t port, Deadline deadline);
 
   // "10.0.0.7:29500".

@@ -178,8 +178,9 @@ std::optional<RandomState> random_state(const Call& call, const torch::jit::Stac
   std::optional<at::Generator> generator;
   bool takes_one = false;
   for (std::size_t i = 0; i < schema.size(); ++i) {
-    const bool is_share = schema[i].name() == "dropout_p" || schema[i].name() == "p";
-    if (is_share && arguments[i].isDouble() && arguments[i].toDouble() == 0) return std::nullopt;
+    // Only attention draws no numbers for a probability of 0; bernoulli_() and native_dropout() do.
+    const bool is_of_attention = schema[i].name() == "dropout_p" && arguments[i].isDouble();
+    if (is_of_attention && arguments[i].toDouble() == 0) return std::nullopt;
     if (schema[i].name() != "generator") continue;
     takes_one = true;
     if (arguments[i].isGenerator()) generator = arguments[i].toGenerator();

@@ -41,6 +41,16 @@ namespace lockstep::global {
   return all;
 }
 
+// Returns true for an empty list of dims, which means no dims for some operations.
+[[nodiscard]] inline bool is_empty_list(const c10::IValue& value) {
+  return value.isList() && value.toListRef().empty();
+}
+
+// Returns true for an out= tensor. Operations in place write their first argument.
+[[nodiscard]] inline bool is_out(const RuleOperand& operand) {
+  return operand.written && operand.argument > 0;
+}
+
 [[nodiscard]] inline bool has_dim(const std::vector<std::int64_t>& dims, std::size_t dim) {
   return std::ranges::find(dims, static_cast<std::int64_t>(dim)) != dims.end();
 }

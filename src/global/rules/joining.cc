@@ -1,4 +1,5 @@
 // Joining and splitting of tensors.
+#include "base/format.h"
 #include "global/rule_line.h"
 #include "global/rules/dims.h"
 
@@ -12,35 +13,60 @@ bool is_skipped(const RuleCall& call, std::size_t operand, std::int64_t dims) {
   return dims != 1 && call.dim(operand) == 1 && call.sizes(operand)[0] == 0;
 }
 
-// Schema: tensors, dim
+// Returns true if tensors of these sizes can be joined along a dim.
+bool can_join(std::vector<std::int64_t> one, const std::vector<std::int64_t>& other,
+              std::size_t dim) {
+  if (one.size() != other.size() || dim >= one.size()) return false;
+  one[dim] = other[dim];
+  return one == other;
+}
+
+// Schema: tensors, dim, out?
 Rule cat(const RuleCall& call) {
+  // The tensors of the list are the first operands.
+  const auto count = static_cast<std::size_t>(
+      std::ranges::count_if(call.operands(), [](const RuleOperand& one) { return !is_out(one); }));
+  check(count > 0, "{}: expected at least one tensor, found none", call.operation());
   std::size_t model = 0;
-  for (std::size_t i = 0; i < call.size(); ++i)
+  for (std::size_t i = 0; i < count; ++i)
     if (call.dim(i) > call.dim(model)) model = i;
   std::int64_t dims = call.dim(model);
   std::int64_t dim = from_front(call.argument(1).toInt(), dims);
+  const auto place = static_cast<std::size_t>(dim);
+  // LibTorch checks this for out= tensors only in its kernel, which gets a rank's parts.
+  for (std::size_t i = 0; i < count; ++i)
+    check(is_skipped(call, i, dims) || can_join(call.sizes(i), call.sizes(model), place),
+          "{}: expected tensors with equal sizes in all dims but dim {}, found [{}] and [{}]",
+          call.operation(), dim, listed(call.sizes(model), ", "), listed(call.sizes(i), ", "));
   Rule rule;
   std::vector<int> labels = labels_but(rule, call.sizes(model), {dim});
   Rule::Result result{call.sizes(model), labels};
-  std::int64_t& length = result.sizes[static_cast<std::size_t>(dim)];
+  std::int64_t& length = result.sizes[place];
   length = 0;
   bool is_even = true;
   std::vector<int> all;
-  for (std::size_t i = 0; i < call.size(); ++i) {
+  for (std::size_t i = 0; i < count; ++i) {
     bool skipped = is_skipped(call, i, dims);
     rule.operands.push_back(skipped ? std::vector<int>(1, Rule::whole) : labels);
-    if (!skipped) length += call.sizes(i)[static_cast<std::size_t>(dim)];
+    if (!skipped) length += call.sizes(i)[place];
     is_even &= !skipped && call.sizes(i) == call.sizes(0);
     all.push_back(static_cast<int>(i));
+  }
+  for (std::size_t i = count; i < call.size(); ++i) {
+    const bool has_sizes = call.sizes(i) == result.sizes;  // otherwise, the call is refused
+    rule.operands.push_back(has_sizes ? labels
+                                      : std::vector<int>(call.sizes(i).size(), Rule::whole));
   }
   rule.results = {result};
   rule.linear = {all};
   rule.moves = true;
-  // If all operands have equal sizes, a rank's concatenated pieces are its part of every block.
-  if (is_even && call.size() > 1) {
-    Placement each = Shard(static_cast<int>(dim));
-    rule.more.push_back({Placements(call.size(), each),
-                         {Shard(static_cast<int>(dim), static_cast<int>(call.size()))}});
+  // If all tensors have equal sizes, a rank's concatenated pieces are its part of every block.
+  if (is_even && count > 1) {
+    const Placement each = Shard(static_cast<int>(dim));
+    const Placement joined = Shard(static_cast<int>(dim), static_cast<int>(count));
+    Placements operands(call.size(), joined);
+    std::fill_n(operands.begin(), count, each);
+    rule.more.push_back({std::move(operands), {joined}});
   }
   return rule;
 }
@@ -80,6 +106,8 @@ Rule pieces_of_dim(const RuleCall& call, std::int64_t dim,
 
 // Schema: self, split_size, dim
 Rule split(const RuleCall& call) {
+  check(call.dim(0) > 0, "{}: expected a tensor of at least one dim, found one without dims",
+        call.operation());
   std::int64_t dim = from_front(call.argument(2).toInt(), call.dim(0));
   std::int64_t left = call.sizes(0)[static_cast<std::size_t>(dim)];
   if (call.argument(1).isList()) return pieces_of_dim(call, dim, call.argument(1).toIntVector());

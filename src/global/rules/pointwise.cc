@@ -20,23 +20,35 @@ using Sets = std::vector<std::vector<int>>;
 std::string sizes_in(const RuleCall& call) {
   std::vector<std::string> all;
   for (const RuleOperand& one : call.operands())
-    all.push_back(c10::str(at::IntArrayRef(one.sizes)));
+    if (!is_out(one)) all.push_back(c10::str(at::IntArrayRef(one.sizes)));
   return listed(all, ", ");
 }
 
-// Operands are aligned at their last dims.
+// Throws if the operand is written and would have to change its sizes.
+void check_sizes_of_written(const RuleCall& call, std::size_t operand,
+                            const std::vector<std::int64_t>& sizes) {
+  check(!call.operands()[operand].written || call.sizes(operand) == sizes,
+        "{}: expected a tensor of sizes {} to write to, found {}", call.operation(),
+        c10::str(at::IntArrayRef(sizes)), c10::str(at::IntArrayRef(call.sizes(operand))));
+}
+
+// Operands are aligned at their last dims. The sizes of out= tensors must be those of the result,
+// and do not determine them.
 Rule broadcast(const RuleCall& call) {
   Rule rule;
   std::size_t most = 0;
-  for (std::size_t i = 0; i < call.size(); ++i) most = std::max(most, call.sizes(i).size());
+  for (const RuleOperand& one : call.operands())
+    if (!is_out(one)) most = std::max(most, one.sizes.size());
   Rule::Result result{std::vector<std::int64_t>(most, 1), std::vector<int>(most)};
   for (std::size_t dim = 0; dim < most; ++dim) result.dims[dim] = rule.add();
-  for (std::size_t i = 0; i < call.size(); ++i) {
-    std::size_t first = most - call.sizes(i).size();
+  for (const RuleOperand& one : call.operands()) {
+    if (is_out(one)) continue;
+    std::size_t first = most - one.sizes.size();
     for (std::size_t dim = first; dim < most; ++dim)
-      if (call.sizes(i)[dim - first] != 1) result.sizes[dim] = call.sizes(i)[dim - first];
+      if (one.sizes[dim - first] != 1) result.sizes[dim] = one.sizes[dim - first];
   }
   for (std::size_t i = 0; i < call.size(); ++i) {
+    if (is_out(call.operands()[i])) check_sizes_of_written(call, i, result.sizes);
     std::size_t first = most - call.sizes(i).size();
     std::vector<int> dims;
     for (std::size_t dim = first; dim < most; ++dim) {
@@ -48,10 +60,7 @@ Rule broadcast(const RuleCall& call) {
     }
     rule.operands.push_back(std::move(dims));
   }
-  for (const RuleOperand& one : call.operands())
-    check(!one.written || one.sizes == result.sizes,
-          "{}: expected a tensor of sizes {} to write to, found {}", call.operation(),
-          c10::str(at::IntArrayRef(result.sizes)), c10::str(at::IntArrayRef(one.sizes)));
+  for (std::size_t i = 0; i < call.size(); ++i) check_sizes_of_written(call, i, result.sizes);
   rule.results.assign(call.results(), result);
   return rule;
 }

@@ -80,8 +80,11 @@ Rule fill(const RuleCall& call) {
 // Only sizes, dtype and device of self are used: a Partial self gives a replicated result.
 Rule like(const RuleCall& call) {
   Rule rule = same_sizes(call, {});
-  for (Placement partial : partials_of(call.operands()[0]))
-    rule.more.push_back({{partial}, {Replicate()}});
+  for (Placement partial : partials_of(call.operands()[0])) {
+    Placements operands(call.size());  // self, and perhaps an out= tensor
+    operands[0] = partial;
+    rule.more.push_back({std::move(operands), {Replicate()}});
+  }
   return rule;
 }
 

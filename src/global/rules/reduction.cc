@@ -218,22 +218,26 @@ Rule equal(const RuleCall& call) {
   if (!is_alike) return rule;
   for (std::size_t dim = 0; dim < call.sizes(0).size(); ++dim)
     rule.operands[0][dim] = rule.operands[1][dim] = rule.add();
-  rule.finish = [arguments = call.arguments()](RulePlan& plan) {
+  rule.finish = [](RulePlan& plan) {
     std::vector<int> axes;
     for (std::size_t axis = 0; axis < plan.operands[0].size(); ++axis)
       if (plan.operands[0][axis].is_shard()) axes.push_back(static_cast<int>(axis));
     if (axes.empty()) return;
     plan.kernel = [=, run = plan.operation, all_reduce = plan.all_reduce](Stack& stack) {
-      auto values = torch::jit::last(stack, arguments);
-      bool is_itself = values[0].toTensor().is_same(values[1].toTensor());
       run(stack);
-      if (is_itself) return;
+      // Even a tensor and itself: they differ on the ranks that have a NaN.
       at::Tensor all = at::full({1}, stack.back().toBool() ? 1 : 0, at::kInt);
       for (int axis : axes) all_reduce(axis, all, Op::min);
       stack.back() = all.item<int>() == 1;
     };
   };
   return rule;
+}
+
+// Schema: self; or self, dim, keepdim; or self, dims?, keepdim. An empty list reduces nothing.
+Rule any_or_all(const RuleCall& call, Op op) {
+  const bool reduces = !has_dims_argument(call) || !is_empty_list(call.argument(1));
+  return reduces ? of_dims(call, op) : pointwise()(call);
 }
 
 // aten::prod: self, dtype; or self, dim, keepdim, dtype. Ranks do not multiply complex numbers.
@@ -254,8 +258,8 @@ void add_reduction_rules(RuleTable& table) {
   table["amax"] = by(Op::max, false);
   table["amin"] = by(Op::min, false);
   table["prod"] = prod;
-  table["any"] = [](const RuleCall& call) { return of_dims(call, Op::bor); };
-  table["all"] = [](const RuleCall& call) { return of_dims(call, Op::band); };
+  table["any"] = [](const RuleCall& call) { return any_or_all(call, Op::bor); };
+  table["all"] = [](const RuleCall& call) { return any_or_all(call, Op::band); };
   auto extreme = [](Op op) {
     return [op](const RuleCall& call) {
       bool is_of_all = call.arguments() == 1;

@@ -68,10 +68,13 @@ void reshape_locally(Rule& rule, std::size_t arguments) {
   };
 }
 
-// Removes dims of one element: all of them, or those in `dims`.
+// Removes dims of one element: all of them, or those in `dims`. An empty list removes none.
 Rule squeeze(const RuleCall& call) {
-  Sizes dims =
-      call.arguments() == 1 ? dims_in({}, call.dim(0)) : dims_in(call.argument(1), call.dim(0));
+  Sizes dims;
+  if (call.arguments() == 1)
+    dims = dims_in({}, call.dim(0));
+  else if (!is_empty_list(call.argument(1)))
+    dims = dims_in(call.argument(1), call.dim(0));
   Rule rule;
   std::vector<int> labels, from;
   Sizes sizes;

@@ -126,13 +126,13 @@ class DiLoCoState final : public data_parallel::LocalModelState {
     for (std::size_t number = 0; number < fragments_.size(); ++number)
       if (is_due(fragments_[number])) post(number);
     for (Fragment& fragment : fragments_) {
-      if (fragment.posted == 0 || steps_ != half_way(fragment)) continue;
+      if (!fragment.posted || steps_ != half_way(fragment)) continue;
       parallel::WaitTime::Scope waiting(*waits_);
       communicate([&] { fragment.average.advance(); });
     }
     for (std::size_t number = 0; number < fragments_.size(); ++number) {
       Fragment& fragment = fragments_[number];
-      if (fragment.posted == 0 || steps_ < fragment.posted + options_.overlap_steps) continue;
+      if (!fragment.posted || steps_ < *fragment.posted + options_.overlap_steps) continue;
       arrive(fragment, number);
       ++arrived;
     }
@@ -145,7 +145,7 @@ class DiLoCoState final : public data_parallel::LocalModelState {
     int arrived = 0;
     auto arrive_all = [&] {
       for (std::size_t number = 0; number < fragments_.size(); ++number) {
-        if (fragments_[number].posted == 0) continue;
+        if (!fragments_[number].posted) continue;
         arrive(fragments_[number], number);
         ++arrived;
       }
@@ -171,8 +171,8 @@ class DiLoCoState final : public data_parallel::LocalModelState {
       };
       add("outer.", fragment.outer);
       if (fragment.momentum.defined()) add("momentum.", fragment.momentum);
-      if (fragment.posted > 0) add("arrived.", wait_for(fragment));
-      posted[static_cast<std::int64_t>(number)] = fragment.posted;
+      if (fragment.posted) add("arrived.", wait_for(fragment));
+      posted[static_cast<std::int64_t>(number)] = fragment.posted.value_or(0);
     }
     state.emplace("posted", posted);
     state.emplace("step", at::empty({1}, at::kLong).fill_(steps_));
@@ -189,16 +189,19 @@ class DiLoCoState final : public data_parallel::LocalModelState {
     std::vector<Fragment> loaded = fragments_;
     for (std::size_t i = 0; i < loaded.size(); ++i) {
       Fragment& fragment = loaded[i];
-      fragment.posted = posted.view({-1})[static_cast<std::int64_t>(i)].item<std::int64_t>();
-      check_input(fragment.posted == 0 || (fragment.posted > 0 && fragment.posted <= step &&
-                                           step - fragment.posted < options_.inner_steps),
+      const auto since = posted.view({-1})[static_cast<std::int64_t>(i)].item<std::int64_t>();
+      check_input(since == 0 || (since > 0 && since <= step && step - since < options_.inner_steps),
                   "DiLoCo: posted of the state: expected 0 or one of the last {} steps up to {}, "
                   "found {}",
-                  options_.inner_steps, step, fragment.posted);
+                  options_.inner_steps, step, since);
       fragment.outer = reader.flat_that_is_there(fragment, "outer.");
       fragment.momentum = reader.flat(fragment, "momentum.");
-      fragment.arrived =
-          fragment.posted > 0 ? reader.flat_that_is_there(fragment, "arrived.") : at::Tensor();
+      // A fragment that synchronize() has posted before the first step is at step 0.
+      fragment.arrived = since > 0 ? reader.flat_that_is_there(fragment, "arrived.")
+                         : step < options_.inner_steps ? reader.flat(fragment, "arrived.")
+                                                       : at::Tensor();
+      fragment.posted.reset();
+      if (fragment.arrived.defined()) fragment.posted = since;
       fragment.average = {};
     }
     reader.check_all_used();
@@ -229,7 +232,7 @@ class DiLoCoState final : public data_parallel::LocalModelState {
     check_usable();
     wait_for_all();
     for (Fragment& fragment : fragments_) {
-      fragment.posted = 0;
+      fragment.posted.reset();
       fragment.average = {};
       fragment.arrived = fragment.momentum = at::Tensor();
     }
@@ -254,7 +257,7 @@ class DiLoCoState final : public data_parallel::LocalModelState {
 
   // The step at which the second exchange is posted; both exchanges run while the ranks train.
   [[nodiscard]] std::int64_t half_way(const Fragment& fragment) const {
-    return fragment.posted + (options_.overlap_steps + 1) / 2;
+    return fragment.posted.value() + (options_.overlap_steps + 1) / 2;
   }
 
   void check_usable() const {
@@ -292,7 +295,7 @@ class DiLoCoState final : public data_parallel::LocalModelState {
     at::Tensor average = wait_for(fragment);
     fragment.arrived = at::Tensor();
     fragment.average = {};
-    fragment.posted = 0;
+    fragment.posted.reset();
     if (!at::isfinite(average).all().item<bool>())
       throw ReductionFailed(
           formatted("DiLoCo: the pseudo-gradient of fragment {} ({} ... {}) has inf or NaN on some "
@@ -319,7 +322,7 @@ class DiLoCoState final : public data_parallel::LocalModelState {
 
   void wait_for_all() {
     for (Fragment& fragment : fragments_)
-      if (fragment.posted > 0) (void)wait_for(fragment);
+      if (fragment.posted) (void)wait_for(fragment);
   }
 
   // As torch::optim::SGD.

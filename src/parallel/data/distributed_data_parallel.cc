@@ -81,8 +81,8 @@ class BucketReducer final : public parallel::Reducer {
 
   [[nodiscard]] bool contribute_absent(int i) override {
     const at::Tensor& gradient = parameters_[static_cast<std::size_t>(i)].tensor.grad();
-    bool finds_unused = options_.find_unused_parameters || options_.static_graph;
-    bool had_a_part = used_[static_cast<std::size_t>(i)] && (finds_unused || gradient.defined());
+    // A gradient that no_sync() has kept may have been dropped since, by zero_grad().
+    bool had_a_part = used_[static_cast<std::size_t>(i)] && gradient.defined();
     at::Tensor values;
     if (buckets_.holds_gradient(i) && !had_a_part) values = gradient.clone();
     if (had_a_part) {
@@ -260,6 +260,10 @@ class DataParallelState final : public parallel::WholeModuleState, public Joinab
           "gradients over all of them: save after a ModelAverager that was made with the hook has "
           "averaged over all ranks (average_now())",
           hook_ ? hook_->describe() : "");
+  }
+
+  [[nodiscard]] bool optimizers_may_differ() const override {
+    return hook_ && !hook_->averages_over_all();
   }
 
   void end_load(bool complete) override {

@@ -79,7 +79,7 @@ struct Fragment {
   std::vector<NamedParameter> parameters;
   at::Tensor outer, momentum;  // flat; momentum is undefined before the first update
   std::int64_t first_step = 0;
-  std::int64_t posted = 0;  // the step at which it was posted; 0: not in flight
+  std::optional<std::int64_t> posted;  // the step at which it was posted; none: not in flight
   PseudoGradientAverage average;
   at::Tensor arrived;  // the average, if it was awaited before its time
 };

@@ -95,7 +95,7 @@ struct BatchInfo {
   std::int64_t inputs = 0;   // rows
   std::int64_t targets = 0;  // rows
   std::int64_t sizes = 0;
-  std::int64_t trained = 0;
+  std::int64_t mode = 0;
   std::int64_t call = 0;
   std::int64_t fewest_rows = 0;
 };
@@ -158,7 +158,7 @@ Batch::Batch(Group& group, StepKind kind, BatchView given, int micro_batches, in
   BatchInfo own{.inputs = rows_of_batch(given.inputs, kind),
                 .targets = rows_of_batch(given.targets, kind),
                 .sizes = static_cast<std::int64_t>(fingerprint_of_sizes(given.inputs)),
-                .trained = static_cast<std::int64_t>(given.trained),
+                .mode = static_cast<std::int64_t>(given.mode),
                 .call = call_of(kind, given.stays_local),
                 .fewest_rows = given.fewest_rows};
   std::vector<BatchInfo> told(static_cast<std::size_t>(group.size()));
@@ -170,9 +170,10 @@ Batch::Batch(Group& group, StepKind kind, BatchView given, int micro_batches, in
   check_same_call(told);
   const auto of = [&](int rank) { return told[static_cast<std::size_t>(rank)]; };
   rows_ = of(first_rank).inputs;
-  if (kind != StepKind::train && rows_ > 0)
-    micro_batches_ = static_cast<int>(std::min<std::int64_t>(
-        {micro_batches_, rows_, of(first_rank).fewest_rows, of(last_rank).fewest_rows}));
+  if (rows_ > 0)
+    micro_batches_ = static_cast<int>(
+        std::min<std::int64_t>({micro_batches_, kind == StepKind::train ? micro_batches_ : rows_,
+                                of(first_rank).fewest_rows, of(last_rank).fewest_rows}));
   const std::string call = name_of(own.call);
   const auto where = [&](int rank) {
     return group.size() == 1 ? std::string() : formatted(" on rank {}", rank);
@@ -191,9 +192,9 @@ Batch::Batch(Group& group, StepKind kind, BatchView given, int micro_batches, in
   kind_ = combine_fingerprints(static_cast<std::uint64_t>(of(first_rank).sizes),
                                kind == StepKind::train ? 1 : 0);
   kind_ = combine_fingerprints(kind_, static_cast<std::uint64_t>(micro_batches_));
-  if (kind != StepKind::train) return;
   for (const BatchInfo& rank : told)
-    kind_ = combine_fingerprints(kind_, static_cast<std::uint64_t>(rank.trained));
+    mode_ = combine_fingerprints(mode_, static_cast<std::uint64_t>(rank.mode));
+  kind_ = combine_fingerprints(kind_, mode_);
 }
 
 std::int64_t rows_of_batch(const Tensors* tensors, StepKind kind) {

@@ -41,10 +41,12 @@ enum class StepKind : std::uint8_t { train, evaluate, forward };
 struct BatchView {
   const Tensors* inputs = nullptr;   // null if this rank does not have the first stage
   const Tensors* targets = nullptr;  // null without the last stage, or if there are none
-  std::uint64_t trained = 0;         // a fingerprint of which parameters of this rank are trained
-  bool stays_local = false;          // inside no_sync()
-  // For evaluate() and forward(): the fewest rows of any rank that makes the same collectives as
-  // this rank; 0 if one of these ranks has no rows.
+  // A fingerprint of this rank's state that determines the tensors between stages, besides the
+  // batch: which parameters are trained, their dtypes, and autocast.
+  std::uint64_t mode = 0;
+  bool stays_local = false;  // inside no_sync()
+  // The most micro-batches to make. For evaluate() and forward(): the fewest rows of any rank that
+  // makes the same collectives as this rank; 0 if one of these ranks has no rows.
   std::int64_t fewest_rows = std::numeric_limits<std::int64_t>::max();
 };
 
@@ -57,11 +59,13 @@ class Batch {
   Batch(Group& group, StepKind kind, BatchView given, int micro_batches, int first_rank,
         int last_rank, std::optional<Duration> timeout);
 
-  // Returns the number of micro-batches in the schedule; in evaluate() and forward(), at most the
-  // fewest rows.
+  // Returns the number of micro-batches to make: those in the schedule, but at most `fewest_rows`
+  // and, in evaluate() and forward(), at most the rows.
   [[nodiscard]] int micro_batches() const { return micro_batches_; }
   // Equal for steps whose stages exchange tensors of equal sizes that also agree in requires_grad.
   [[nodiscard]] std::uint64_t kind() const { return kind_; }
+  // Equal for steps in which each rank has the same BatchView::mode, whatever the sizes.
+  [[nodiscard]] std::uint64_t mode() const { return mode_; }
   [[nodiscard]] layout::Range rows_of(int micro_batch) const;
   // The micro-batch's share of all rows.
   [[nodiscard]] double share_of(int micro_batch) const;
@@ -80,6 +84,7 @@ class Batch {
   int micro_batches_;
   std::int64_t rows_ = 0;
   std::uint64_t kind_ = 0;
+  std::uint64_t mode_ = 0;
 };
 
 // Returns the number of rows of the tensors; 0 or less if the batch is invalid, or null.

@@ -11,6 +11,7 @@
 #include <lockstep/comm/device.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -81,18 +82,26 @@ void PipelineState::take_parameters() {
 
 c10::Device PipelineState::device() const {
   for (const auto& [index, run] : runs_)
-    for (const at::Tensor& tensor : run.stage().module->parameters()) return tensor.device();
+    for (const at::Tensor& tensor : run.parameters()) return tensor.device();
   return c10::kCPU;
 }
 
-// A fingerprint of the parameters that require a gradient: they may change from step to step, and
-// with them the messages between stages.
-std::uint64_t PipelineState::trained() const {
-  std::uint64_t flags = 0;
+// BatchView::mode: it may change from step to step, and with it the messages between stages.
+std::uint64_t PipelineState::mode() const {
+  std::uint64_t mode = 0;
+  const auto add = [&](auto number) {
+    mode = combine_fingerprints(mode, static_cast<std::uint64_t>(number));
+  };
   for (const auto& [stage, run] : runs_)
-    for (const at::Tensor& parameter : run.parameters())
-      flags = combine_fingerprints(flags, parameter.requires_grad() ? 1 : 0);
-  return flags;
+    for (const at::Tensor& parameter : run.parameters()) {
+      add(parameter.requires_grad() ? 1 : 0);
+      add(parameter.scalar_type());
+    }
+  const c10::DeviceType type = device().type();
+  const bool casts =
+      at::autocast::is_autocast_available(type) && at::autocast::is_autocast_enabled(type);
+  if (casts) add(at::autocast::get_autocast_dtype(type));
+  return mode;
 }
 
 PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
@@ -105,7 +114,7 @@ PipelineState::Result PipelineState::run(StepKind kind, const Tensors& inputs,
     batch.emplace(group_, kind,
                   pipeline::BatchView{is_first ? &inputs : nullptr,
                                       is_last && kind != StepKind::forward ? &targets : nullptr,
-                                      trained(), !requires_gradient_sync(), fewest_rows},
+                                      mode(), !requires_gradient_sync(), fewest_rows},
                   schedule_.micro_batches, first, last, options_.timeout);
     now = {};
     return run(kind, *batch, now);
@@ -124,13 +133,21 @@ PipelineState::Result PipelineState::run(StepKind kind, const pipeline::Batch& b
   now.part = "the exchange of tied values";
   ties_->send_values(group_, options_.timeout);
   now.part = "the beginning of a step";
+  if (trains && std::exchange(keeps_ties_, false))
+    ties_->drop_cleared(
+        [this](const at::Tensor& parameter) { return parameters_->is_cleared(parameter); }, group_,
+        options_.timeout);
   if (trains) parameters_->take_gradients();
   Result result = execute(kind, batch, now);
   now = {.part = "the exchange of tied gradients"};
-  if (trains && requires_gradient_sync()) ties_->send_gradients(group_, options_.timeout);
+  keeps_ties_ = trains ? !requires_gradient_sync() : keeps_ties_;
+  if (trains && !keeps_ties_) ties_->send_gradients(group_, options_.timeout);
   now.part = "the end of a step";
   if (trains) parameters_->give_gradients();
-  if (kind != StepKind::forward) result.loss = on_all_ranks(kind, result.loss);
+  if (kind != StepKind::forward) {
+    const auto mode = combine_fingerprints(batch.mode(), static_cast<std::uint64_t>(kind));
+    result.loss = on_all_ranks(mode, result.loss);
+  }
   return result;
 }
 
@@ -138,10 +155,13 @@ PipelineState::Result PipelineState::execute(StepKind kind, const pipeline::Batc
                                              Progress& now) {
   if (spec_cache_.size() >= most_cached && !spec_cache_.contains(batch.kind())) spec_cache_.clear();
   const bool trains = kind == StepKind::train;
-  const plan::Schedule forwards =
-      trains ? plan::Schedule() : plan::forward_only(schedule_, batch.micro_batches());
-  const plan::Schedule& schedule = trains ? schedule_ : forwards;
-  const std::vector<plan::Action> order = trains ? order_ : plan::posting_order(schedule);
+  const bool is_whole = trains && batch.micro_batches() == schedule_.micro_batches;
+  plan::Schedule part;
+  if (!is_whole)
+    part = trains ? plan::first_micro_batches(schedule_, batch.micro_batches())
+                  : plan::forward_only(schedule_, batch.micro_batches());
+  const plan::Schedule& schedule = is_whole ? schedule_ : part;
+  const std::vector<plan::Action> order = is_whole ? order_ : plan::posting_order(schedule);
   const auto& actions = schedule.ranks[static_cast<std::size_t>(group_.rank())];
   pipeline::P2PExchange p2p(group_, order, ranks_, batch, spec_cache_[batch.kind()], device(),
                             options_.timeout);
@@ -172,9 +192,9 @@ void PipelineState::fail(const Progress& now, const char* what) noexcept {
 }
 
 // Returns the loss on every rank. The rank with the last stage broadcasts the loss; in the first
-// step of a kind, it also sends the loss's dtype and whether the loss is on a device.
-at::Tensor PipelineState::on_all_ranks(StepKind kind, const at::Tensor& loss) {
-  const auto known = device_losses_.find(kind);
+// step of a mode, it also sends the loss's dtype and whether the loss is on a device.
+at::Tensor PipelineState::on_all_ranks(std::uint64_t mode, const at::Tensor& loss) {
+  const auto known = device_losses_.find(mode);
   if (known != device_losses_.end()) return sent_on_device(known->second, loss);
   at::Tensor told = at::zeros({3}, at::kDouble);
   if (loss.defined()) {
@@ -189,7 +209,8 @@ at::Tensor PipelineState::on_all_ranks(StepKind kind, const at::Tensor& loss) {
     throw Mismatch(formatted("loss of a pipeline: expected a dtype, found {}", numbers[1]));
   const auto dtype = static_cast<at::ScalarType>(static_cast<int>(numbers[1]));
   const bool is_on_device = numbers[2] == 1;
-  if (is_on_device) device_losses_.emplace(kind, dtype);
+  if (device_losses_.size() >= most_cached) device_losses_.clear();
+  if (is_on_device) device_losses_.emplace(mode, dtype);
   return at::full({}, numbers[0],
                   at::TensorOptions(dtype).device(is_on_device ? device() : at::kCPU));
 }
@@ -286,11 +307,38 @@ OwnParameters::OwnParameters(std::vector<Part> parameters, const std::shared_ptr
     parts_.push_back(std::move(part));
   }
   given_.resize(parts_.size(), WeakStorage(c10::intrusive_ptr<c10::StorageImpl>()));
+  was_given_.resize(parts_.size());
+  given_zeros_.resize(parts_.size());
+  for (std::size_t i = 0; i < parts_.size(); ++i)
+    watches_.push_back(std::make_shared<dispatch::ZeroWatch>(parts_[i].tensor.numel()));
   give_gradients();
 }
 
+namespace {
+
+// Returns null if nothing watches the gradient.
+std::shared_ptr<dispatch::ZeroWatch> watch_of(const at::Tensor& gradient) {
+  return std::dynamic_pointer_cast<dispatch::ZeroWatch>(
+      dispatch::owner_of(*gradient.unsafeGetTensorImpl()));
+}
+
+}  // namespace
+
 at::Tensor OwnParameters::as_part(const at::Tensor& values, std::size_t i) const {
-  return dispatch::as_part_like(dispatch::values_of(values.detach()), parts_[i].tensor);
+  const auto of_handle = watch_of(values);
+  return dispatch::as_part_like(dispatch::values_of(values.detach()), parts_[i].tensor,
+                                of_handle ? of_handle : watches_[i]);
+}
+
+bool OwnParameters::is_cleared(const at::Tensor& parameter) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].tensor.is_same(parameter) || was_given_[i] == 0) continue;
+    const at::Tensor& given = parts_[i].tensor.grad();
+    if (!given.defined() || !parameter.grad().defined()) return true;
+    const auto& [watch, zeros] = given_zeros_[i];
+    return watch != nullptr && watch == watch_of(given) && watch->zeros() != zeros;
+  }
+  return false;
 }
 
 bool OwnParameters::is_as_given(const at::Tensor& gradient, std::size_t i) const {
@@ -326,13 +374,17 @@ void OwnParameters::give_gradients() {
     at::Tensor& given = parts_[i].tensor.mutable_grad();
     const bool is_there = dispatch::has_gradient(parameters_[i].tensor);
     if (is_there) dispatch::bring(own, "step() of a pipeline", /*writes=*/false);
-    given = is_there ? as_part(own, i) : at::Tensor();
+    given = is_there ? as_part(own, i) : own;
     if (is_there && parameters_[i].shard_group == nullptr) own = given;
     remember(own, i);
+    was_given_[i] = given.defined() ? 1 : 0;
+    const auto watch = given.defined() ? watch_of(given) : nullptr;
+    given_zeros_[i] = {watch, watch ? watch->zeros() : 0};
   }
 }
 
 void OwnParameters::zero_grad(bool set_to_none) {
+  was_given_.assign(was_given_.size(), 0);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor& given = parts_[i].tensor.mutable_grad();
     at::Tensor& own = parameters_[i].tensor.mutable_grad();

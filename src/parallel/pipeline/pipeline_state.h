@@ -1,6 +1,7 @@
 // PipelineState: the state of a Pipeline, with this rank's sets of stages, which handles train.
 #pragma once
 
+#include "dispatch/lazy_storage.h"
 #include "parallel/handle_state.h"
 #include "parallel/pipeline/execution.h"
 #include "parallel/pipeline/stage_run.h"
@@ -73,19 +74,24 @@ class OwnParameters {
 
   [[nodiscard]] const std::vector<Part>& parts() const { return parts_; }
 
+  // Returns true if the user has reset or zeroed, by the zero_grad() of an optimizer or of the
+  // module, the gradient that give_gradients() has given for this parameter of the module. False
+  // for other tensors.
+  [[nodiscard]] bool is_cleared(const at::Tensor& parameter) const;
   // Call before a step: gives the module the accumulated gradients. If the user has changed a
   // gradient after the last step, on the module or on the optimizer's parts, takes the changed
   // gradient; if both were changed, takes the part's gradient. Throws InvalidArgument, which names
   // the parameter, if a parameter's memory was replaced.
   void take_gradients();
-  // Call after a step: the module and the parts get the same gradients.
+  // Call after a step: the module and the parts get the same gradients. A part also gets the
+  // placeholder by which fully_shard() notices that an optimizer clears gradients.
   void give_gradients();
   void zero_grad(bool set_to_none);
 
  private:
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-  // Returns `values` as part i.
+  // Returns `values` as part i. The owner of its storage is a dispatch::ZeroWatch.
   [[nodiscard]] at::Tensor as_part(const at::Tensor& values, std::size_t i) const;
   // Returns true if `gradient` is in the memory set by give_gradients(), or is still undefined.
   [[nodiscard]] bool is_as_given(const at::Tensor& gradient, std::size_t i) const;
@@ -94,6 +100,10 @@ class OwnParameters {
   std::vector<Part> parameters_;    // with the tensors of the stages
   std::vector<Part> parts_;         // with the tensors that the optimizer gets
   std::vector<WeakStorage> given_;  // gradients set by give_gradients(); expired: none
+  std::vector<char> was_given_;     // 1: there was one, and zero_grad() was not called since
+  std::vector<std::shared_ptr<dispatch::ZeroWatch>> watches_;
+  // What watches each given gradient, with its zeros() when it was given.
+  std::vector<std::pair<std::shared_ptr<dispatch::ZeroWatch>, std::uint64_t>> given_zeros_;
 };
 
 }  // namespace lockstep::pipeline
@@ -118,7 +128,8 @@ class PipelineState final : public parallel::CompositeState {
     at::Tensor loss;  // on every rank, unless only outputs are asked for
     Tensors outputs;
   };
-  // The loss is that of this pipeline's rows. `fewest_rows`: as in BatchView.
+  // The loss is that of this pipeline's rows. `fewest_rows`: as in BatchView. In a training step,
+  // equal on all pipelines that the handles connect.
   Result run(pipeline::StepKind kind, const Tensors& inputs, const Tensors& targets,
              std::int64_t fewest_rows = std::numeric_limits<std::int64_t>::max());
   [[nodiscard]] const std::vector<int>& stages() const { return own_stages_; }
@@ -142,7 +153,7 @@ class PipelineState final : public parallel::CompositeState {
   void list_entries(const std::vector<Stage>& stages);
   void make_sets();
   void take_parameters();
-  [[nodiscard]] std::uint64_t trained() const;
+  [[nodiscard]] std::uint64_t mode() const;
   // The action that a rank is executing, for messages.
   struct Progress {
     const char* part = "the beginning";
@@ -159,7 +170,7 @@ class PipelineState final : public parallel::CompositeState {
   void end_step();
   // Call before each action that is a backward.
   void before_backward(const plan::Action& action);
-  [[nodiscard]] at::Tensor on_all_ranks(pipeline::StepKind kind, const at::Tensor& loss);
+  [[nodiscard]] at::Tensor on_all_ranks(std::uint64_t mode, const at::Tensor& loss);
   [[nodiscard]] at::Tensor sent_on_device(at::ScalarType dtype, const at::Tensor& loss);
   [[nodiscard]] CallOptions call(const std::string& tag) const {
     return {.tag = tag, .timeout = options_.timeout};
@@ -180,9 +191,12 @@ class PipelineState final : public parallel::CompositeState {
   const PipelineLoss loss_;
   const PipelineOptions options_;
   bool is_alone_ = true;  // no handle of a strategy trains a stage
+  // A step inside no_sync() has kept gradients of tied weights on ranks that do not own them.
+  bool keeps_ties_ = false;
   std::optional<pipeline::OwnParameters> parameters_;
   std::unordered_map<std::uint64_t, pipeline::SpecCache> spec_cache_;  // by kind of batch
-  std::map<pipeline::StepKind, at::ScalarType> device_losses_;  // dtypes of losses on a device
+  // Dtypes of losses on a device, by Batch::mode() and kind of step.
+  std::unordered_map<std::uint64_t, at::ScalarType> device_losses_;
   Pipeline::Measured measured_;
   double waited_ = 0;
 };

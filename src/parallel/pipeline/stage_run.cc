@@ -195,10 +195,22 @@ SplitBackward::Gradients SplitBackward::input_gradients(const Edges& roots,
   Gradients result = Engine::get_default_engine().execute(
       asked, asked_gradients, /*keep_graph=*/true, /*create_graph=*/false,
       /*accumulate_grad=*/false, input_edges);
+  take_hooks();
   for (Node* node : inputs_of.nodes())
     for (Edge& edge : node->next_edges())
       if (edge.is_valid() && inputs_of.has(edge.function.get())) edge = Edge();
   return result;
+}
+
+// The gradients in begins_ are what the hooks of these nodes have returned; the second part gives
+// them to the same nodes.
+void SplitBackward::take_hooks() {
+  for (const auto& begin : begins_) {
+    if (begin->gradients.empty()) continue;  // did not run
+    begin->node->pre_hooks().clear();
+    begin->node->tensor_pre_hooks().clear();
+    begin->node->retains_grad_hooks().clear();
+  }
 }
 
 void SplitBackward::weight_gradients() {

@@ -20,7 +20,7 @@ namespace lockstep::pipeline {
 // path that also has weights, with the gradient that arrived there in the first part, and the edges
 // that lead on to the inputs are cut: the remaining graph consists of the pieces between such an
 // operation and its weights. They run in one call of the engine, so that gradients of a weight that
-// is used twice are added as in an ordinary backward(), and hooks on parameters run once.
+// is used twice are added as in an ordinary backward(), and hooks on tensors run once.
 //
 // This is the decomposition of torch.distributed.pipelining's zero-bubble schedules (Qi et al.,
 // Zero Bubble, arXiv:2401.10241, section 3), by operations instead of by parameters.
@@ -38,6 +38,9 @@ class SplitBackward {
 
  private:
   struct Begin;  // a start of the second part, with the gradient that arrived there
+
+  // Removes the hooks that have run in the first part.
+  void take_hooks();
 
   std::vector<std::shared_ptr<Begin>> begins_;
   Edges roots_;  // roots whose graph does not contain the inputs

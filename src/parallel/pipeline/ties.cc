@@ -10,6 +10,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
 #include <algorithm>
 #include <map>
@@ -181,6 +182,25 @@ void Ties::send_gradients(Group& group, std::optional<Duration> timeout) {
     own = dispatch::has_gradient(part) ? own.detach().add_(gradient) : gradient;
   }
   forget_gradients();
+}
+
+void Ties::drop_cleared(const std::function<bool(const at::Tensor& parameter)>& is_cleared,
+                        Group& group, std::optional<Duration> timeout) {
+  std::vector<Work> works;
+  std::vector<std::pair<at::Tensor, at::Tensor>> received;  // a part, and whether it was cleared
+  each_pair([&](const Tie& tie, const at::Tensor& part, int other) {
+    const std::string tag = "zero_grad() of " + tie.name;
+    const CallOptions call{.tag = tag, .timeout = timeout};
+    if (tie.owner == own_rank_) {
+      works.push_back(group.send(at::full({1}, is_cleared(part) ? 1 : 0, at::kLong), other, call));
+      return;
+    }
+    received.emplace_back(part, at::empty({1}, at::kLong));
+    works.push_back(group.recv(received.back().second, tie.owner, call));
+  });
+  for (Work& work : works) work.wait();
+  for (auto& [part, cleared] : received)
+    if (cleared.item<std::int64_t>() != 0) part.mutable_grad().reset();
 }
 
 void Ties::forget_gradients() {

@@ -14,6 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,6 +42,10 @@ class Ties {
   // Also forgets the gradients of parameters that belong to other ranks. Throws InvalidArgument for
   // a sparse gradient.
   void send_gradients(Group& group, std::optional<Duration> timeout);
+  // Collective over the ranks that have ties, and blocking. Call after a step that did not send
+  // gradients: forgets those of parameters whose gradient `is_cleared` on the rank that owns them.
+  void drop_cleared(const std::function<bool(const at::Tensor& parameter)>& is_cleared,
+                    Group& group, std::optional<Duration> timeout);
   // Local: forgets these gradients.
   void forget_gradients();
 

@@ -127,22 +127,23 @@ bool LazyGradients::are_open() {
   return open_;
 }
 
-class AbsentGradients::Refusal final : public dispatch::StorageOwner {
+class AbsentGradients::Refusal final : public dispatch::ZeroWatch {
  public:
-  Refusal(std::string text, bool of_module) : text_(std::move(text)), of_module_(of_module) {}
+  Refusal(std::string text, bool of_module, std::int64_t numel)
+      : ZeroWatch(numel), text_(std::move(text)), of_module_(of_module) {}
 
   // An optimizer's own zero_grad() does not notify a slice of its gradient, and needs memory to
   // write zeros to.
   void pin(const dispatch::StorageUse& use) override {
     if (of_module_ || (use.operation != "aten::zero_" && use.operation != "aten::detach_"))
       refuse(use);
+    ZeroWatch::pin(use);
     storage->attach(at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device)));
   }
   // module->zero_grad() detaches a gradient before it drops it.
   void view(const dispatch::StorageUse& use) override {
     if (of_module_) refuse(use);
   }
-  void written() override {}
   void unpin() noexcept override { storage->detach(); }
 
   std::unique_ptr<dispatch::LazyStorage> storage;
@@ -160,7 +161,7 @@ class AbsentGradients::Refusal final : public dispatch::StorageOwner {
 
 AbsentGradients::One AbsentGradients::made(const at::Tensor& like, bool of_module,
                                            const std::string& text) const {
-  auto owner = std::make_shared<Refusal>(text, of_module);
+  auto owner = std::make_shared<Refusal>(text, of_module, like.numel());
   owner->bytes = static_cast<std::int64_t>(like.nbytes());
   owner->device = like.device();
   owner->storage = std::make_unique<dispatch::LazyStorage>(owner->bytes, like.device(), owner,
@@ -184,9 +185,12 @@ AbsentGradients::AbsentGradients(const Unit& unit) : unit_(unit) {
              formatted("there is no gradient of {} yet: no backward() outside no_sync() since the "
                        "last zero_grad()",
                        name)));
-    leave_in_module(static_cast<int>(i));
-    hooks_.push_back(
-        tensor.register_hook([parameter = tensor.unsafeGetTensorImpl()](const at::Tensor&) {
+    watches_.push_back(std::make_shared<dispatch::ZeroWatch>(unit.slices()[i].numel()));
+    kept_.emplace_back();
+    put_in_module(i);
+    hooks_.push_back(tensor.register_hook(
+        [this, i, parameter = tensor.unsafeGetTensorImpl()](const at::Tensor&) {
+          drop_if_cleared(static_cast<int>(i));
           if (dispatch::is_lazy(parameter->grad())) parameter->mutable_grad().reset();
         }));
   }
@@ -203,15 +207,57 @@ AbsentGradients::~AbsentGradients() {
   }
 }
 
+void AbsentGradients::put_in_module(std::size_t i) {
+  unit_.parameters()[i].tensor.mutable_grad() = of_module_[i].tensor;
+  kept_[i] = {};
+}
+
 void AbsentGradients::leave_in_module(int i) {
-  auto place = static_cast<std::size_t>(i);
-  unit_.parameters()[place].tensor.mutable_grad() = of_module_[place].tensor;
+  Lock lock(mutex_);
+  put_in_module(static_cast<std::size_t>(i));
 }
 
 void AbsentGradients::leave_in_slice(int i) {
   auto place = static_cast<std::size_t>(i);
   at::Tensor& gradient = unit_.slices()[place].mutable_grad();
   if (!gradient.defined()) gradient = of_slices_[place].tensor;
+}
+
+void AbsentGradients::keep(int i) {
+  auto place = static_cast<std::size_t>(i);
+  Lock lock(mutex_);
+  leave_in_slice(i);
+  watch_slice(place);
+  kept_[place] = Kept{of_slices_[place].owner->zeros(), watches_[place]->zeros()};
+}
+
+void AbsentGradients::forget(int i) {
+  Lock lock(mutex_);
+  kept_[static_cast<std::size_t>(i)] = {};
+}
+
+// The same memory in a storage of its own, whose owner sees zero_().
+void AbsentGradients::watch_slice(std::size_t i) {
+  const at::Tensor& slice = unit_.slices()[i];
+  at::Tensor& gradient = slice.mutable_grad();
+  if (gradient.layout() != at::kStrided || !dispatch::has_gradient(slice)) return;
+  if (dispatch::owner_of(*gradient.unsafeGetTensorImpl()) == watches_[i]) return;
+  dispatch::bring(gradient, "backward() inside no_sync()", /*writes=*/false);
+  gradient = dispatch::as_part(dispatch::values_of(gradient.detach()).contiguous(), unit_.parts(),
+                               unit_.owned()[i].offset, unit_.settings().key, watches_[i]);
+}
+
+bool AbsentGradients::is_cleared(std::size_t i) const {
+  const std::optional<Kept>& kept = kept_[i];
+  return kept && (!unit_.slices()[i].grad().defined() ||
+                  kept->zeros_of_placeholder != of_slices_[i].owner->zeros() ||
+                  kept->zeros_of_gradient != watches_[i]->zeros());
+}
+
+void AbsentGradients::drop_if_cleared(int i) {
+  auto place = static_cast<std::size_t>(i);
+  Lock lock(mutex_);
+  if (is_cleared(place)) put_in_module(place);
 }
 
 }  // namespace lockstep::sharded

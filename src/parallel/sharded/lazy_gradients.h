@@ -25,7 +25,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -92,7 +94,12 @@ class LazyGradients {
 // They are tensors of a parameter's sizes in a lazy storage that never has memory. A hook removes
 // the placeholder of a module's parameter before backward() accumulates into it.
 //
-// Not thread-safe: BackwardStep holds its mutex.
+// An optimizer holds the slices, so its own zero_grad() cannot reach a gradient that a backward()
+// inside no_sync() has left in the module. So this object watches the gradient of the slice, or its
+// placeholder: if that is reset or zeroed, the gradient in the module is dropped before its next
+// use.
+//
+// BackwardStep holds its mutex during all calls, except that the hook runs in the engine's threads.
 
 class AbsentGradients {
  public:
@@ -109,6 +116,13 @@ class AbsentGradients {
   // Sets .grad of slice i to a placeholder, unless it has a gradient.
   void leave_in_slice(int i);
 
+  // Call when a gradient of parameter i stays in the module.
+  void keep(int i);
+  // Drops this gradient if that of slice i was reset or zeroed since keep().
+  void drop_if_cleared(int i);
+  // Call when the module's gradient of parameter i was cleared or taken.
+  void forget(int i);
+
  private:
   class Refusal;
   struct One {
@@ -116,10 +130,21 @@ class AbsentGradients {
     at::Tensor tensor;
   };
   [[nodiscard]] One made(const at::Tensor& like, bool of_module, const std::string& text) const;
+  // A gradient in the module that was not reduced, with ZeroWatch::zeros() at that time.
+  struct Kept {
+    std::uint64_t zeros_of_placeholder = 0;
+    std::uint64_t zeros_of_gradient = 0;
+  };
+  [[nodiscard]] bool is_cleared(std::size_t i) const LOCKSTEP_REQUIRES(mutex_);
+  void put_in_module(std::size_t i) LOCKSTEP_REQUIRES(mutex_);
+  void watch_slice(std::size_t i);
 
   const Unit& unit_;
   std::vector<One> of_module_;
   std::vector<One> of_slices_;
+  std::vector<std::shared_ptr<dispatch::ZeroWatch>> watches_;  // of gradients of slices
+  Mutex mutex_;
+  std::vector<std::optional<Kept>> kept_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<unsigned> hooks_;
 };
 

@@ -251,11 +251,18 @@ void UnitGradients::skip(int i) {
 }
 
 void UnitGradients::keep(int i) {
-  if (!keeps_buffer() || buffer_.dtype() != unit_.compute_dtype()) return;
-  begin();
+  if (keeps_buffer() && buffer_.dtype() == unit_.compute_dtype()) {
+    begin();
+    move_to_place(i);
+  }
+  absent_.keep(i);
+}
+
+void UnitGradients::move_to_place(int i) {
   if (in_place(i)) return;
   at::Tensor& gradient = unit_.parameters()[static_cast<std::size_t>(i)].tensor.mutable_grad();
-  if (gradient.layout() != at::kStrided) return;
+  // A gradient with a history (create_graph) must stay the tensor that it is.
+  if (gradient.layout() != at::kStrided || gradient.requires_grad()) return;
   at::Tensor home = place(i).copy_(gradient);
   gradient = home;
 }
@@ -311,6 +318,7 @@ void UnitGradients::clear(bool set_to_none) {
     } else {
       zero(slice);
       zero(parameter);
+      absent_.forget(i);
     }
     absent_.leave_in_slice(i);
   }
@@ -323,7 +331,10 @@ void UnitGradients::free_buffers() {
 }
 
 void UnitGradients::end_keeping() {
-  for (int i = 0; i < static_cast<int>(unit_.slices().size()); ++i) absent_.leave_in_slice(i);
+  for (int i = 0; i < static_cast<int>(unit_.slices().size()); ++i) {
+    absent_.drop_if_cleared(i);
+    absent_.leave_in_slice(i);
+  }
 }
 
 std::int64_t UnitGradients::kept_bytes() const {

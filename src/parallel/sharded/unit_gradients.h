@@ -128,6 +128,8 @@ class UnitGradients {
   // Keeps a .grad that must not be reduced yet. If the buffer stays between steps, .grad becomes
   // its place in the buffer, so that there is no second copy of the gradients.
   void keep(int i);
+  // Drops what keep(i) has kept, if an optimizer's own zero_grad() has cleared the slice since.
+  void drop_if_cleared(int i) { absent_.drop_if_cleared(i); }
 
   void post();
   void forward();
@@ -156,6 +158,7 @@ class UnitGradients {
   }
   [[nodiscard]] at::Tensor place(int i) const;
   [[nodiscard]] bool in_place(int i) const;
+  void move_to_place(int i);
   void wait();
   void begin();
 

@@ -120,6 +120,7 @@ void UnitReducer::end_backward(bool reduces) {
 bool UnitReducer::contribute_absent(int i) {
   const auto& [u, number] = place(i);
   --awaited_[static_cast<std::size_t>(u)];
+  gradients(u).drop_if_cleared(number);
   bool is_there = dispatch::has_gradient(parameter(i));
   if (is_there) {
     gradients(u).accept(number);

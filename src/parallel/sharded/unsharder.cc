@@ -362,26 +362,33 @@ void Unsharder::release_all() {
 
 // The order of gathers: recording and prefetching.
 void Unsharder::record(int unit) {
-  if (!at::GradMode::is_enabled() && parallel::current_backward() < 0) return;
-  std::size_t place = seen_.size();
-  follows_ = follows_ && place < order_.size() && order_[place] == unit;
+  const bool in_backward = parallel::current_backward() >= 0;
+  if (!at::GradMode::is_enabled() && !in_backward) return;
+  if (seen_.empty()) {
+    begins_in_backward_ = in_backward;
+    follows_ = true;
+  }
+  const std::vector<int>& order = order_of_now();
+  const std::size_t place = seen_.size();
+  follows_ = follows_ && place < order.size() && order[place] == unit;
   seen_.push_back(unit);
 }
 
 void Unsharder::prefetch_next() {
   if (!follows_ || held_ > 0) return;
   if (!at::GradMode::is_enabled() && parallel::current_backward() < 0) return;
-  std::size_t end = std::min(order_.size(), seen_.size() + static_cast<std::size_t>(prefetch_));
+  const std::vector<int>& order = order_of_now();
+  std::size_t end = std::min(order.size(), seen_.size() + static_cast<std::size_t>(prefetch_));
   for (std::size_t next = seen_.size(); next < end; ++next) {
-    auto number = static_cast<std::size_t>(order_[next]);
+    auto number = static_cast<std::size_t>(order[next]);
     if (!units_[number]->present() && !units_[number]->arriving()) post_unshard(number);
   }
-  if (end < order_.size()) units_[static_cast<std::size_t>(order_[end])]->fetch_ahead();
+  if (end < order.size()) units_[static_cast<std::size_t>(order[end])]->fetch_ahead();
 }
 
 void Unsharder::end_iteration() {
   Lock lock(mutex_);
-  if (!seen_.empty()) order_ = seen_;
+  if (!seen_.empty()) order_of_now() = seen_;
   begin_order();
 }
 
@@ -393,7 +400,7 @@ void Unsharder::end_failed_iteration() {
 void Unsharder::begin_order() {
   in_forward_ = false;
   seen_.clear();
-  follows_ = !order_.empty();
+  follows_ = false;
   drop_all();
 }
 

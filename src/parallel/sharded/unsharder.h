@@ -7,8 +7,9 @@
 // Level full: an operation that uses a unit unshards it. The unit is resharded when an operation
 // uses another unit, when its gradients are complete, or at the end of backward(). Unsharder
 // records the order of unshards between two ends of backward(). While the next iteration follows
-// the same order, it prefetches a bounded number of the units that come next. It prefetches nothing
-// in code that records no gradients, because the end of an evaluation cannot be noticed.
+// the same order, it prefetches a bounded number of the units that come next. A second backward()
+// of the same forward has an order of its own. Unsharder prefetches nothing in code that records no
+// gradients, because the end of an evaluation cannot be noticed.
 //
 // Node-shared storage: all ranks read the shard that a rank updates in place, so the update waits
 // until no rank reads the old values. A reduced backward() ends with a barrier. If a unit was
@@ -164,9 +165,14 @@ class Unsharder {
   bool may_drop_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   // The order of unshards in the last iteration, the order in this one so far, and whether the
   // second is a prefix of the first.
+  std::vector<int>& order_of_now() LOCKSTEP_REQUIRES(mutex_) {
+    return begins_in_backward_ ? order_of_backward_ : order_;
+  }
   std::vector<int> order_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::vector<int> order_of_backward_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<int> seen_ LOCKSTEP_GUARDED_BY(mutex_);
   bool follows_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool begins_in_backward_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lockstep::sharded

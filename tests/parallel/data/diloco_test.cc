@@ -204,6 +204,20 @@ TEST_P(DiLoCos, GoesOnFromItsState) {
   });
 }
 
+TEST_P(DiLoCos, MaySynchronizeBeforeTheFirstStep) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
+    Table table(diloco_shapes, at::kDouble);
+    DiLoCo diloco(table, group,
+                  {.inner_steps = 4, .outer_lr = 1, .outer_momentum = 0, .fragments = 3});
+    at::Tensor first = table->weights[0].detach();
+    const at::Tensor before = first.clone();
+    first.add_(group.rank());
+    EXPECT_EQ(diloco.synchronize(), 3);
+    EXPECT_LT(largest_difference(first, before + (group.size() - 1) / 2.0), 1e-12);
+    EXPECT_EQ(diloco.steps(), 0);
+  });
+}
+
 TEST_P(DiLoCos, InfiniteValuesAreNamedAndNothingIsUpdated) {
   for (auto format : {PseudoGradients::float32, PseudoGradients::int8})
     run_group(GetParam().backend, GetParam().size, [&](Group group) {

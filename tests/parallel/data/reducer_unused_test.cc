@@ -83,6 +83,25 @@ TEST_P(ReducerUnused, WhatWasUsedOnlyInsideNoSyncIsAveraged) {
   });
 }
 
+TEST_P(ReducerUnused, WhatWasDroppedAfterNoSyncIsUnused) {
+  for (bool is_static : {false, true})
+    run_group(GetParam().backend, GetParam().size, [is_static](Group group) {
+      Branches model;
+      DistributedDataParallel ddp(
+          model, group, {.find_unused_parameters = !is_static, .static_graph = is_static});
+      for (int step = 0; step < 2; ++step) {
+        {
+          auto scope = ddp.no_sync();
+          model->forward(input(group.rank()), "c").sum().backward();
+        }
+        ddp.zero_grad();
+        model->forward(input(group.rank()), "b").sum().backward();
+        expect_gradients(*model, expected_average(group.size(), [](int) { return "b"; }));
+        ddp.zero_grad();
+      }
+    });
+}
+
 // Even without find_unused_parameters; a parameter without any gradient is still an error.
 TEST_P(ReducerUnused, WhatNoSyncHasKeptIsNotUnused) {
   run_group(GetParam().backend, GetParam().size, [](Group group) {

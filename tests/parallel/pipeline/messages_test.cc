@@ -9,6 +9,7 @@
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/linear.h>
 
+#include <ATen/autocast_mode.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 #include <gtest/gtest.h>
@@ -54,6 +55,29 @@ TEST_P(PipelineMessages, ALayerMayBeFrozenBetweenSteps) {
         expect_gradients(pipeline, gradients_of(*plain), std::to_string(frozen) + " frozen");
       }
     });
+}
+
+// Under autocast, messages have another dtype.
+TEST_P(PipelineMessages, AutocastMayChangeBetweenCalls) {
+  run([](Group group) {
+    torch::nn::Sequential model;
+    for (int i = 0; i < block_count; ++i)
+      model->push_back(torch::nn::Linear(block_width, block_width));
+    fill_parameters(*model, 5);
+    Pipeline pipeline(split(model, even_points(block_count, group.size())),
+                      plan::make_schedule("1f1b", {.stages = group.size(), .micro_batches = 4}),
+                      group, squared_error);
+    const PipedBatch batch = piped_batch(8, 1);
+    const at::Tensor expected = pipeline.evaluate(batch.inputs, batch.targets);
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    for (bool casts : {true, false, true, false}) {
+      at::autocast::set_autocast_enabled(at::kCPU, casts);
+      const at::Tensor loss = pipeline.evaluate(batch.inputs, batch.targets);
+      at::autocast::clear_cache();
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      EXPECT_NEAR(loss.item<double>(), expected.item<double>(), casts ? 1e-2 : 0);
+    }
+  });
 }
 
 // 1f1b keeps few activations: outputs of the first stage that the next one has received are freed

@@ -3,6 +3,8 @@
 
 #include "parallel/pipeline/support.h"
 
+#include <lockstep/global/linear_cross_entropy.h>
+
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/activation.h>
@@ -113,6 +115,54 @@ TEST(SplitBackward, WithoutInputsEverythingIsLeftForTheWeights) {
   embedding->weight.mutable_grad().reset();
   backward(edges_of(embedding->forward(ids)), {values({5, 3}, 2)});
   test::expect_same_bits(found, embedding->weight.grad(), "embedding");
+}
+
+TEST(SplitBackward, AHookOfATensorCountsOnce) {
+  at::Tensor first = values({5, 5}, 1).set_requires_grad(true),
+             second = values({5, 5}, 2).set_requires_grad(true),
+             factor = values({5}, 3).set_requires_grad(true);
+  int calls = 0;
+  const auto twice = [&](const at::Tensor& gradient) {
+    ++calls;
+    return gradient * 2;
+  };
+  const auto hooked = [&](const at::Tensor& x) {
+    const at::Tensor middle = at::mm(x, first);
+    middle.register_hook(twice);
+    const at::Tensor apart = at::tanh(factor);  // does not depend on the input
+    apart.register_hook(twice);
+    const at::Tensor end = at::mm(at::tanh(middle), second) * apart;
+    end.register_hook(twice);
+    return end;
+  };
+  expect_equal(hooked, {first, second, factor}, values({3, 5}, 4));
+  EXPECT_EQ(calls, 2 * 3);
+}
+
+TEST(SplitBackward, ARetainedGradientIsNotDoubled) {
+  at::Tensor weight = values({5, 5}, 1).set_requires_grad(true);
+  at::Tensor middle;
+  const auto body = [&](const at::Tensor& x) {
+    middle = at::mm(x, weight);
+    middle.retain_grad();
+    return at::tanh(middle);
+  };
+  const at::Tensor x = values({3, 5}, 4);
+  (void)whole(body, {weight}, x);
+  const at::Tensor expected = middle.grad().clone();
+  (void)in_two(body, {weight}, x);
+  test::expect_same_bits(middle.grad(), expected, "middle");
+}
+
+// A loss that computes its gradients in forward() and gives each of them once.
+TEST(SplitBackward, LinearCrossEntropy) {
+  at::Tensor first = values({5, 5}, 1).set_requires_grad(true),
+             last = values({7, 5}, 2).set_requires_grad(true);
+  const at::Tensor targets = at::arange(4);
+  const auto loss = [&](const at::Tensor& x) {
+    return linear_cross_entropy(at::tanh(at::mm(x, first)), last, targets);
+  };
+  expect_equal(loss, {first, last}, values({4, 5}, 3));
 }
 
 // Counts matrix products on this thread during its lifetime.

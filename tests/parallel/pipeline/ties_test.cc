@@ -142,6 +142,88 @@ TEST(PipelineTiesOfTwoRanks, MayLieTransposed) {
   });
 }
 
+// The other stages' ranks keep gradients of the weight, which only its owner's optimizer has.
+TEST_P(PipelineTies, ZeroGradOfTheOptimizerReachesWhatNoSyncHasKept) {
+  run([&](Group group) {
+    Tied tied, plain;
+    const std::vector<std::string> all{"body.0", "body.1", "body.2"};
+    const std::vector<std::string> points(all.begin(), all.begin() + group.size() - 1);
+    Pipeline pipeline(split(*tied.root, tied.pieces(), points),
+                      plan::make_schedule("1f1b", {.stages = group.size(), .micro_batches = 4}),
+                      group, class_loss);
+    torch::optim::SGD sgd(pipeline.parameters(), 0.1);
+    const StageForward forward = [&](const Tensors& x) { return Tensors{plain.forward(x[0])}; };
+    const auto batch_of = [](int seed) -> PipedBatch {
+      const at::Tensor ids = (at::arange(10) * 7 + seed).remainder(11);
+      return {{ids}, {(ids * 3).remainder(11)}};
+    };
+    for (bool set_to_none : {true, false})
+      for (bool is_cleared : {true, false}) {
+        pipeline.zero_grad();
+        plain.root->zero_grad();
+        for (int seed : {1, 2}) {
+          const auto scope = pipeline.no_sync();
+          (void)pipeline.step(batch_of(seed).inputs, batch_of(seed).targets);
+          if (!is_cleared) (void)one_process_step(forward, class_loss, batch_of(seed), 4);
+        }
+        if (is_cleared) sgd.zero_grad(set_to_none);
+        for (const at::Tensor& parameter : pipeline.parameters())  // no rows: this clears nothing
+          if (!is_cleared && parameter.grad().defined()) parameter.grad().narrow(0, 0, 0).zero_();
+        (void)pipeline.step(batch_of(3).inputs, batch_of(3).targets);
+        (void)one_process_step(forward, class_loss, batch_of(3), 4);
+        const Gradients gradients = gradients_of(*plain.root);
+        for (const Part& part : pipeline.named_parameters())
+          EXPECT_TRUE(at::allclose(dispatch::values_of(part.tensor.grad()), gradients.at(part.name),
+                                   1e-5, 1e-6))
+              << part.name << set_to_none << is_cleared;
+      }
+  });
+}
+
+// The same if each of the two ranks of a stage has a part.
+TEST(PipelineTiesOfTwoRanks, ZeroGradOfTheOptimizerReachesWhatNoSyncHasKeptInShards) {
+  for (const ShardLevel level : {ShardLevel::optimizer, ShardLevel::full})
+    run_group(BackendKind::shm, 4, [&](Group world) {
+      Tied tied(/*layers=*/4), plain(/*layers=*/4);
+      ParallelModel pipeline =
+          parallelize(tied.root, Mesh(world, {{"pp", 2}, {"fsdp", 2}}),
+                      {.pieces = tied.pieces(), .loss = class_loss},
+                      {.shard = {.level = level}, .pipeline = {"1f1b"}, .micro_batches = 2});
+      torch::optim::SGD sgd(pipeline.parameters(), 0.1);
+      const StageForward forward = [&](const Tensors& x) { return Tensors{plain.forward(x[0])}; };
+      const auto batch_of = [](int seed) -> PipedBatch {
+        const at::Tensor ids = (at::arange(10) * 7 + seed).remainder(11);
+        return {{ids}, {(ids * 3).remainder(11)}};
+      };
+      for (bool has_averages : {false, true})
+        for (bool set_to_none : {true, false})
+          for (bool is_cleared : {true, false}) {
+            pipeline.zero_grad();
+            plain.root->zero_grad();
+            const auto step = [&](int seed, bool counts) {
+              (void)pipeline.step(batch_of(seed).inputs, batch_of(seed).targets);
+              if (counts) (void)one_process_step(forward, class_loss, batch_of(seed), 2);
+            };
+            if (has_averages) step(4, !is_cleared);
+            for (int seed : {1, 2}) {
+              const auto scope = pipeline.no_sync();
+              step(seed, !is_cleared);
+            }
+            if (is_cleared) sgd.zero_grad(set_to_none);
+            step(3, true);
+            const Gradients gradients = gradients_of(*plain.root);
+            for (const Part& part : pipeline.named_parameters()) {
+              const layout::Range range = part.slice.range;
+              EXPECT_TRUE(at::allclose(
+                  dispatch::values_of(part.tensor.grad()),
+                  gradients.at(part.name).reshape({-1}).narrow(0, range.begin, range.length()),
+                  1e-5, 1e-6))
+                  << part.name << has_averages << set_to_none << is_cleared;
+            }
+          }
+    });
+}
+
 // An exception on one rank after its last action ends the step on all ranks.
 TEST_P(PipelineTies, AGradientThatCannotBeTiedIsToldToAllRanks) {
   run([&](Group group) {

@@ -43,6 +43,33 @@ TEST_P(ShardedEdgeCase, BackwardWithCreateGraphIsRefused) {
   });
 }
 
+// A penalty on gradients: they are computed inside no_sync(), with a history.
+TEST_P(ShardedEdgeCase, AGradientInsideNoSyncKeepsItsHistory) {
+  run([](Pair& pair, Group) {
+    const auto loss_of = [](torch::nn::Sequential& net) {
+      at::Tensor loss = torch::tanh(net->forward(Pair::input())).square().sum();
+      loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+      at::Tensor penalty = at::zeros({});
+      for (const at::Tensor& parameter : net->parameters()) {
+        EXPECT_TRUE(parameter.grad().requires_grad());
+        penalty = penalty + parameter.grad().square().sum();
+      }
+      return loss + penalty;
+    };
+    at::Tensor loss;
+    {
+      auto scope = pair.sharded->no_sync();
+      loss = loss_of(pair.model);
+    }
+    pair.sharded->zero_grad();
+    loss.backward();
+    loss = loss_of(pair.plain);
+    pair.plain->zero_grad();
+    loss.backward();
+    expect_same_gradients(pair);
+  });
+}
+
 // Recomputes in backward, with a backward() of its own inside.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,

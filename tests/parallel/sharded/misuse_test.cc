@@ -11,6 +11,7 @@
 
 #include <torch/nn/utils/clip_grad.h>
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <utility>
@@ -134,6 +135,40 @@ TEST_P(ShardedMisuse, ZeroGradOfTheOptimizerIsAllowed) {
       backward(pair);
       expect_same_gradients(pair);
     }
+  });
+}
+
+// The optimizer has slices, and the kept gradients are in the module.
+TEST_P(ShardedMisuse, ZeroGradOfTheOptimizerDropsWhatNoSyncHasKept) {
+  run([](Pair& pair, Group) {
+    auto optimizer = momentum()(pair.sharded->parameters());
+    const auto keep = [&](double factor) {
+      auto scope = pair.sharded->no_sync();
+      (pair.model->forward(Pair::input(7)) * factor).sum().backward();
+    };
+    for (bool set_to_none : {true, false})
+      for (bool has_averages : {false, true}) {
+        pair.sharded->zero_grad();
+        if (has_averages) pair.model->forward(Pair::input(3)).sum().backward();
+        keep(std::nan(""));
+        optimizer->zero_grad(set_to_none);
+        {
+          auto scope = pair.sharded->no_sync();  // without the second layer
+          pair.layer(0).forward(Pair::input(2)).sum().backward();
+        }
+        pair.plain->zero_grad(set_to_none);
+        pair.plain_layer(0).forward(Pair::input(2)).sum().backward();
+        backward(pair);
+        expect_same_gradients(pair);
+        const auto before = gradients_of(pair.plain->parameters());
+        keep(1);  // not cleared: counts
+        pair.plain->zero_grad();
+        pair.plain->forward(Pair::input(7)).sum().backward();
+        backward(pair);
+        for (std::size_t i = 0; i < before.size(); ++i)
+          pair.plain->parameters()[i].mutable_grad().add_(before[i]);
+        expect_same_gradients(pair);
+      }
   });
 }
 

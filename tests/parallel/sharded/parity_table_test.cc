@@ -4,6 +4,7 @@
 // tree: all except Gloo, which uses its own order from three ranks on.
 #include "base/format.h"
 #include "parallel/sharded/support.h"
+#include "support/difference.h"
 
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
@@ -46,12 +47,6 @@ std::vector<Strategy> strategies() {
   return all;
 }
 
-double relative_difference(std::uint32_t found, std::uint32_t expected) {
-  if (found == expected) return 0;
-  double right = std::bit_cast<float>(expected);
-  return std::abs(std::bit_cast<float>(found) - right) / std::abs(right);
-}
-
 // The largest relative difference between this rank's losses and those of one process.
 template <typename Handle>
 double train(Handle& handle, torch::nn::Module& model, const Problem& problem,
@@ -62,9 +57,10 @@ double train(Handle& handle, torch::nn::Module& model, const Problem& problem,
     handle.zero_grad();
     at::Tensor loss = problem.loss(model, step * group.size() + group.rank());
     loss.backward();
-    auto right =
+    const std::uint32_t right =
         expected.losses[static_cast<std::size_t>(step)][static_cast<std::size_t>(group.rank())];
-    largest = std::max(largest, relative_difference(bits_of(loss), right));
+    largest =
+        std::max(largest, relative_difference(loss.item<float>(), std::bit_cast<float>(right)));
     optimizer->step();
   }
   return largest;

@@ -148,7 +148,7 @@ TEST_P(ShardedSlices, EachDivisionIsCombinedOnce) {
     backward_of_both(pair, 1);
     backward_of_both(other, 2);
     whole->forward(values({2, 3}, 1)).square().sum().backward();
-    for (double norm_type : {0.0, 1.0, 2.0, static_cast<double>(INFINITY)}) {
+    for (double norm_type : {1.0, 2.0, static_cast<double>(INFINITY)}) {
       std::vector<at::Tensor> mine, plain;
       auto append = [](std::vector<at::Tensor>& to, const std::vector<at::Tensor>& more) {
         to.insert(to.end(), more.begin(), more.end());

@@ -5,6 +5,8 @@
 
 #include "dispatch/key.h"
 
+#include <torch/csrc/autograd/autograd.h>
+
 namespace lockstep {
 namespace {
 
@@ -95,6 +97,21 @@ TEST(Unsharder, AnotherOrderIsServedAndBecomesTheNextOne) {
   units.unsharder.end_iteration();
   units.use(0);
   EXPECT_EQ(units.state(), "P--a");
+}
+
+TEST(Unsharder, ASecondBackwardOfAForwardDoesNotChangeTheOrder) {
+  Units units(ShardLevel::full);
+  for (int step = 0; step < 2; ++step) {
+    at::Tensor loss = at::zeros({});
+    for (const at::Tensor& parameter : units.parameters)
+      loss = loss + (parameter * parameter).sum();
+    for (int again = 0; again < 2; ++again) {
+      (void)torch::autograd::grad({loss}, units.parameters, {}, /*retain_graph=*/true);
+      units.unsharder.end_iteration();
+    }
+  }
+  units.use(0);
+  EXPECT_EQ(units.state(), "Pa--");
 }
 
 TEST(Unsharder, GathersNothingAheadWithoutGradientsOrAfterAFailure) {

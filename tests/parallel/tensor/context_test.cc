@@ -8,6 +8,7 @@
 #include "global/mesh_context.h"
 #include "parallel/parity_optimizer.h"
 #include "parallel/tensor/support.h"
+#include "support/difference.h"
 #include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +16,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <memory>
 
 namespace lockstep {
@@ -82,7 +82,7 @@ TEST_P(ContextGpt, AHundredStepsAreThoseOfOneProcess) {
               loss.backward();
               optimizer->step();
               const double right = expected[static_cast<std::size_t>(step)];
-              largest = std::max(largest, std::abs(number_of(loss) - right) / right);
+              largest = std::max(largest, relative_difference(number_of(loss), right));
             }
             EXPECT_LE(largest, bound) << c10::toString(dtype) << ", " << kind.name;
             if (group.is_root())

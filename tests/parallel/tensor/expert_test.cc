@@ -9,6 +9,7 @@
 #include "parallel/parallel_model.h"
 #include "parallel/tensor/experts.h"
 #include "parallel/tensor/support.h"
+#include "support/difference.h"
 #include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +18,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <map>
 #include <memory>
 #include <string>
@@ -152,8 +152,8 @@ TEST_P(ExpertMoe, AHundredStepsAreThoseOfOneProcess) {
               const TokenBatch own = own_rows(group, TokenBatch(step % 7, rows));
               const at::Tensor loss = model->loss(own.ids, own.targets);
               loss.backward();
-              const double right = expected.losses[at];
-              largest = std::max(largest, std::abs(average_over(group, loss) - right) / right);
+              largest = std::max(
+                  largest, relative_difference(average_over(group, loss), expected.losses[at]));
               EXPECT_EQ(loads_of(model), expected.loads[at]) << "step " << step;
               for (const auto& [chosen, lost] : loads_of(model)) dropped += lost;
               if (step < steps_with_gradients)

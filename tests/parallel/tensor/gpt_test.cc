@@ -6,12 +6,12 @@
 
 #include "parallel/parity_optimizer.h"
 #include "parallel/tensor/support.h"
+#include "support/difference.h"
 #include "support/torch/backend_test.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 
 namespace lockstep {
@@ -39,7 +39,7 @@ std::vector<double> losses_of_one_process(at::ScalarType dtype) {
 double largest_difference(const std::vector<double>& found, const std::vector<double>& expected) {
   double largest = 0;
   for (std::size_t i = 0; i < found.size(); ++i)
-    largest = std::max(largest, std::abs(found[i] - expected[i]) / std::abs(expected[i]));
+    largest = std::max(largest, relative_difference(found[i], expected[i]));
   return largest;
 }
 

@@ -45,6 +45,8 @@ const Block* Blocks::at(std::size_t offset) const {
 
 std::string Blocks::describe(std::size_t offset) const {
   const Block* block = at(offset);
+  if (is_pinned_offset(offset))
+    return "byte " + std::to_string(offset - first_pinned_offset) + " of pinned memory";
   if (block == nullptr) return "no block";
   return "block #" + std::to_string(block->generation) + " (" + std::to_string(block->wanted) +
          " bytes allocated on " + name_of_stream(block->stream) +

@@ -5,11 +5,13 @@
 
 #include "support/accelerator/clock.h"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep::test::accelerator {
@@ -30,22 +32,23 @@ class Blocks {
  public:
   // Returns the offset of a block for a stream. Throws std::bad_alloc if the device is full.
   [[nodiscard]] std::size_t allocate(Actor stream, std::size_t bytes);
-  // Frees a block. `end_of(stream)` is an event at the end of a stream.
-  template <class EndOf>
-  void release(std::size_t begin, EndOf end_of) {
+  // Frees a block. `end_of(stream)` is an event at the end of a stream. If the block can be given
+  // out again at once, calls reusable(block).
+  template <class EndOf, class Reusable>
+  void release(std::size_t begin, EndOf end_of, Reusable reusable) {
     Block& block = blocks_.at(begin);
     block.is_live = false;
     for (Actor stream : block.recorded)
       if (stream != block.stream) block.pending.push_back(end_of(stream));
     if (block.pending.empty())
-      pool_[{block.stream, block.bytes}].push_back(begin);
+      add_to_pool(block, reusable);
     else
       deferred_.push_back(begin);
   }
   // Makes blocks reusable whose recorded streams have finished. Calls forget(block, clock) for each
-  // event: the next user of the block comes after it.
-  template <class IsDone, class Forget>
-  void collect(IsDone is_done, Forget forget) {
+  // event: the next user of the block comes after it. Then calls reusable(block).
+  template <class IsDone, class Forget, class Reusable>
+  void collect(IsDone is_done, Forget forget, Reusable reusable) {
     std::erase_if(deferred_, [&](std::size_t begin) {
       Block& block = blocks_.at(begin);
       std::erase_if(block.pending, [&](const Event& event) {
@@ -53,17 +56,25 @@ class Blocks {
         if (done) forget(block, event.clock);
         return done;
       });
-      if (block.pending.empty()) pool_[{block.stream, block.bytes}].push_back(begin);
+      if (block.pending.empty()) add_to_pool(block, reusable);
       return block.pending.empty();
     });
   }
   void record(std::size_t offset, Actor stream);
   // Returns the block with this byte; null if no block has ever had it.
   [[nodiscard]] const Block* at(std::size_t offset) const;
+  // The number of the last allocation.
+  [[nodiscard]] std::uint64_t allocations() const { return allocations_; }
   // Returns "block #3 (64 bytes allocated on sim:0/stream 0) at byte 8".
   [[nodiscard]] std::string describe(std::size_t offset) const;
 
  private:
+  template <class Reusable>
+  void add_to_pool(const Block& block, Reusable reusable) {
+    pool_[{block.stream, block.bytes}].push_back(block.begin);
+    reusable(block);
+  }
+
   std::map<std::size_t, Block> blocks_;  // by begin
   std::array<std::size_t, device_count> used_{};
   std::map<std::pair<Actor, std::size_t>, std::vector<std::size_t>> pool_;  // last freed last

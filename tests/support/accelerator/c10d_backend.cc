@@ -220,13 +220,14 @@ class DeviceBackend final : public c10d::Backend {
     TORCH_CHECK(options.reduceOp == c10d::ReduceOp::SUM, "only sums");
     const bool is_root = getRank() == options.rootRank;
     RankCall call(*this, tensors.at(0), is_root ? tensors[0] : at::Tensor());
-    return call.launch("reduce " + text_of(tensors[0]), sum_of(tensors[0].scalar_type()));
+    return call.launch("reduce " + text_of(tensors[0]) + of_root(options.rootRank),
+                       sum_of(tensors[0].scalar_type()));
   }
   WorkPointer broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     const bool is_root = getRank() == options.rootRank;
     RankCall call(*this, is_root ? tensors.at(0) : at::Tensor(),
                   is_root ? at::Tensor() : tensors.at(0));
-    return call.launch("broadcast " + text_of(tensors[0]),
+    return call.launch("broadcast " + text_of(tensors[0]) + of_root(options.rootRank),
                        [root = static_cast<int>(options.rootRank)](const auto& parts) {
                          copy_from_root(parts, root);
                        });
@@ -241,7 +242,7 @@ class DeviceBackend final : public c10d::Backend {
                      const c10d::GatherOptions& options) override {
     RankCall call(*this, inputs.at(0), {});
     if (getRank() == options.rootRank) call.gather_into(outputs.at(0));
-    return call.launch("gather " + text_of(inputs[0]), &gather_all);
+    return call.launch("gather " + text_of(inputs[0]) + of_root(options.rootRank), &gather_all);
   }
   WorkPointer scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                       const c10d::ScatterOptions& options) override {
@@ -252,7 +253,7 @@ class DeviceBackend final : public c10d::Backend {
       all = at::cat(flat);
     }
     RankCall call(*this, all, outputs.at(0));
-    return call.launch("scatter " + text_of(outputs[0]),
+    return call.launch("scatter " + text_of(outputs[0]) + of_root(options.rootRank),
                        [root = static_cast<int>(options.rootRank)](const auto& parts) {
                          scatter_from(parts, root);
                        });
@@ -374,6 +375,7 @@ class DeviceBackend final : public c10d::Backend {
   static std::string text_of(const at::Tensor& tensor) {
     return std::string(toString(tensor.scalar_type())) + " x " + std::to_string(tensor.numel());
   }
+  static std::string of_root(std::int64_t root) { return ", root " + std::to_string(root); }
   Channel channel(const std::string& what, int size) {
     const std::lock_guard lock(mutex_);
     const auto found = channels_.find(what);

@@ -1,5 +1,7 @@
 #include "support/accelerator/checker.h"
 
+#include "support/accelerator/memory.h"
+
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -62,16 +64,39 @@ void Checker::note_read(Cell& cell, const Use& use) {
     *same = use;
 }
 
-std::vector<Event> Checker::check(const Access& access,
-                                  const std::shared_ptr<const Operation>& operation,
-                                  const Clock& clock) {
-  std::vector<Event> unordered;
-  if (access.begin >= access.end) return unordered;
+bool Checker::check_block(const Block* block, const Access& access, const Operation& operation) {
+  const bool is_inside = block != nullptr && access.end <= block->begin + block->wanted;
+  if (is_inside && block->is_live) return true;
+  reports_.add(
+      Fault::freed,
+      name_of(operation) + (is_inside ? " uses freed memory" : " uses memory outside of its block"),
+      ", " + blocks_.describe(access.begin));
+  return false;
+}
+
+void Checker::check_reusable(const Block& block, const Operation& operation, const Clock& clock) {
+  for (const auto& [begin, freed] : reusable_) {
+    if (freed.stream != block.stream || freed.allocations >= block.generation) continue;
+    const auto compare = [&, at = begin](const Use& earlier, const char* what) {
+      if (knows(clock, *earlier.operation)) return;
+      reports_.add(Fault::reuse,
+                   "freed without order: " + name_of(operation) + " may use memory that " +
+                       name_of(*earlier.operation) + what,
+                   ", " + blocks_.describe(at));
+    };
+    for (const Use& write : freed.writes) compare(write, " wrote");
+    for (const Use& read : freed.reads) compare(read, " read");
+  }
+}
+
+void Checker::check(const Access& access, const std::shared_ptr<const Operation>& operation,
+                    const Clock& clock, Findings& found) {
+  if (access.begin >= access.end) return;
   const Block* block = blocks_.at(access.begin);
   const Use use{operation, block == nullptr ? 0 : block->generation};
-  if (block != nullptr && !block->is_live)
-    reports_.add(Fault::freed, name_of(*operation) + " uses freed memory",
-                 ", " + blocks_.describe(access.begin));
+  const bool is_in_block =
+      !is_pinned_offset(access.begin) && check_block(block, access, *operation);
+  if (is_in_block) check_reusable(*block, *operation, clock);
   const bool writes = access.kind == AccessKind::write || access.kind == AccessKind::update;
   const bool needs_values = access.kind == AccessKind::read || access.kind == AccessKind::update;
   split(access.begin);
@@ -82,18 +107,20 @@ std::vector<Event> Checker::check(const Access& access,
       const std::size_t end = cell == cells_.end() ? access.end : std::min(access.end, cell->first);
       cell = cells_.emplace_hint(cell, begin, Cell{end});
     }
-    check_cell(begin, cell->second, writes, use, clock, unordered);
+    check_cell(begin, cell->second, writes, use, clock, found.unordered);
     if (!writes) note_read(cell->second, use);
     const Use& write = cell->second.write;
-    if (needs_values && (!write.operation || write.generation != use.generation))
+    const bool is_written = write.operation && write.generation == use.generation;
+    if (is_in_block && !is_written && access.kind != AccessKind::write)
+      found.unwritten.push_back({begin, cell->second.end, access.kind});
+    if (needs_values && !is_written)
       reports_.add(Fault::uninitialised,
                    name_of(*operation) + " reads memory that nothing has written",
                    ", " + blocks_.describe(begin));
   }
-  if (!writes) return unordered;
+  if (!writes) return;
   cells_.erase(cells_.lower_bound(access.begin), cells_.lower_bound(access.end));
   cells_.emplace(access.begin, Cell{access.end, use});
-  return unordered;
 }
 
 void Checker::forget(const Block& block, const Clock& clock) {
@@ -105,6 +132,39 @@ void Checker::forget(const Block& block, const Clock& clock) {
     if (is_known(cell->second.write)) cell->second.write = {};
     std::erase_if(cell->second.reads, is_known);
   }
+}
+
+void Checker::forget_all(std::size_t begin, std::size_t end) {
+  split(begin);
+  split(end);
+  cells_.erase(cells_.lower_bound(begin), cells_.lower_bound(end));
+}
+
+void Checker::add_unknown(std::vector<Use>& unknown, const Use& use, const Clock& clock) {
+  if (!use.operation || knows(clock, *use.operation)) return;
+  const auto same = [&](const Use& other) { return other.operation == use.operation; };
+  if (std::ranges::none_of(unknown, same)) unknown.push_back(use);
+}
+
+void Checker::note_reusable(const Block& block, const Clock& clock) {
+  Reusable freed{.stream = block.stream, .allocations = blocks_.allocations()};
+  const auto end = cells_.lower_bound(block.begin + block.bytes);
+  for (auto cell = cells_.lower_bound(block.begin); cell != end; ++cell) {
+    add_unknown(freed.writes, cell->second.write, clock);
+    for (const Use& read : cell->second.reads) add_unknown(freed.reads, read, clock);
+  }
+  // Drops the accesses that the stream is ordered after by now.
+  const auto is_known = [&](const Use& use) { return knows(clock, *use.operation); };
+  for (auto& [begin, other] : reusable_) {
+    if (other.stream != block.stream) continue;
+    std::erase_if(other.writes, is_known);
+    std::erase_if(other.reads, is_known);
+  }
+  std::erase_if(reusable_, [](const auto& entry) {
+    return entry.second.writes.empty() && entry.second.reads.empty();
+  });
+  if (!freed.writes.empty() || !freed.reads.empty())
+    reusable_.insert_or_assign(block.begin, std::move(freed));
 }
 
 }  // namespace lockstep::test::accelerator

@@ -86,8 +86,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
         .add(Fault::context, "a thread without a current device destroyed an event of device " +
                                  std::to_string(index));
   }
-  void record(void** event, const c10::Stream& stream, c10::DeviceIndex,
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex index,
               c10::EventFlag) const override {
+    TORCH_CHECK(index < 0 || index == stream.device_index(), "an event of ", device_of_type(index),
+                " cannot be recorded on a stream of ", stream.device());
     if (*event == nullptr) *event = std::make_unique<Event>().release();
     *static_cast<Event*>(*event) = Machine::get().record(actor_of(stream));
   }

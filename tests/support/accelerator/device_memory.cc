@@ -124,6 +124,7 @@ void copy_pinned(const Tensor& source, const Tensor& target, std::vector<Access>
   const Tensor from = to_host ? aliases.of(source) : there;
   const Tensor to = to_host ? there : aliases.of(target);
   const std::string name = to_host ? "copy_ (to host)" : "copy_ (to device)";
+  add_pinned_accesses(accesses, host, to_host ? AccessKind::write : AccessKind::copy);
   launch_kernel({.stream = stream,
                  .name = name,
                  .accesses = std::move(accesses),

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <memory>
@@ -35,9 +36,19 @@ bool tries_all_waits() {
   return wanted != nullptr && std::string_view(wanted) == "all";
 }
 
-// Returns the numbers from 1 to `count` in a random order that is the same in every run.
-std::vector<int> shuffled(int count) {
-  constexpr unsigned seed = 20784;
+// Each run leaves out other waits first. The seed is printed, and LOCKSTEP_WAITS_SEED repeats it.
+unsigned seed_of_waits() {
+  const char* wanted = std::getenv("LOCKSTEP_WAITS_SEED");
+  const auto seed = wanted == nullptr
+                        ? std::random_device()()
+                        : static_cast<unsigned>(std::strtoul(wanted, nullptr, /*base=*/10));
+  std::printf("waits are left out in an order that LOCKSTEP_WAITS_SEED=%u repeats\n", seed);
+  std::fflush(stdout);  // the test may crash
+  return seed;
+}
+
+// Returns the numbers from 1 to `count` in a random order.
+std::vector<int> shuffled(int count, unsigned seed) {
   std::vector<int> numbers(static_cast<std::size_t>(count));
   std::iota(numbers.begin(), numbers.end(), 1);
   std::ranges::shuffle(numbers, std::mt19937(seed));
@@ -136,7 +147,7 @@ int expect_dropped_waits_found(int host, const std::function<bool()>& is_right) 
   const int waits = machine.counts(host).waits;
   const auto end = std::chrono::steady_clock::now() + time_for_waits;
   int tried = 0, found = 0;
-  for (const int number : shuffled(waits)) {
+  for (const int number : shuffled(waits, seed_of_waits())) {
     if (!tries_all_waits() && std::chrono::steady_clock::now() > end) break;
     machine.set(
         {.seed = static_cast<std::uint64_t>(number), .drop_host = host, .drop_wait = number});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <numeric>
 #include <string_view>
 #include <thread>
@@ -62,13 +63,24 @@ void Machine::set_host(int device, int host) {
 void* Machine::allocate(Actor stream, std::size_t bytes) {
   MachineLock lock(mutex_);
   blocks_.collect([&](const Event& event) { return scheduler_.is_done(event); },
-                  [&](const Block& block, const Clock& clock) { checker_.forget(block, clock); });
-  return memory_.device_address(blocks_.allocate(stream, bytes));
+                  [&](const Block& block, const Clock& clock) { checker_.forget(block, clock); },
+                  [&](const Block& block) { note_reusable(block); });
+  const std::size_t begin = blocks_.allocate(stream, bytes);
+  checker_.note_given_out(begin);
+  return memory_.device_address(begin);
 }
 
 void Machine::release(void* address) {
   MachineLock lock(mutex_);
-  blocks_.release(memory_.offset_of(address), [&](Actor stream) { return end_of(stream); });
+  blocks_.release(
+      memory_.offset_of(address), [&](Actor stream) { return end_of(stream); },
+      [&](const Block& block) { note_reusable(block); });
+}
+
+void Machine::note_reusable(const Block& block) {
+  Clock clock = clocks_.at(block.stream);
+  join(clock, host_clocks_[host_of(block.stream)]);
+  checker_.note_reusable(block, clock);
 }
 
 void Machine::record_stream(const void* address, Actor stream) {
@@ -79,7 +91,11 @@ void Machine::record_stream(const void* address, Actor stream) {
 
 void* Machine::allocate_pinned(std::size_t bytes) {
   MachineLock lock(mutex_);
-  return pinned_.allocate(bytes);
+  void* address = pinned_.allocate(bytes);
+  // The copies of its earlier users have ended.
+  const std::size_t begin = first_pinned_offset + memory_.pinned_offset_of(address);
+  checker_.forget_all(begin, begin + bytes);
+  return address;
 }
 
 void Machine::release_pinned(void* address) {
@@ -98,14 +114,15 @@ void Machine::launch(const MachineLock&, Launch launch) {
   Clock& clock = clocks_.at(stream);
   join(clock, host_clocks_[host_of(stream)]);
   const auto operation =
-      std::make_shared<const Operation>(Operation{.name = launch.name,
-                                                  .stream = stream,
-                                                  .time = ++clock[stream],
-                                                  .sequence = scheduler_.given(stream) + 1});
-  std::vector<Event> unordered;
-  for (const Access& access : launch.accesses) {
-    const auto found = checker_.check(access, operation, clock);
-    unordered.insert(unordered.end(), found.begin(), found.end());
+      std::make_shared<Operation>(Operation{.name = launch.name,
+                                            .stream = stream,
+                                            .time = ++clock[stream],
+                                            .sequence = scheduler_.given(stream) + 1});
+  Checker::Findings found;
+  for (const Access& access : launch.accesses) checker_.check(access, operation, clock, found);
+  if (!found.unwritten.empty()) {
+    poison(stream, found);
+    ++operation->sequence;
   }
   if (launch.pinned.address != nullptr)
     pinned_.begin_copy(launch.pinned.address, launch.pinned.writes, launch.name, stream,
@@ -113,8 +130,23 @@ void Machine::launch(const MachineLock&, Launch launch) {
   ++counts_[host_of(stream)].launches;
   scheduler_.push(stream, {.name = std::move(launch.name),
                            .run = std::move(launch.run),
-                           .after = std::move(unordered),
+                           .after = std::move(found.unordered),
                            .gate = launch.gate});
+}
+
+void Machine::poison(Actor stream, const Checker::Findings& found) {
+  constexpr int byte_of_nan = 0xFF;
+  std::vector<std::pair<void*, std::size_t>> places;
+  for (const Access& bytes : found.unwritten)
+    places.emplace_back(memory_.kernel_address(memory_.device_address(bytes.begin)),
+                        bytes.end - bytes.begin);
+  scheduler_.push(stream, {.name = "memory that nothing has written",
+                           .run =
+                               [places = std::move(places)] {
+                                 for (const auto& [address, bytes] : places)
+                                   std::memset(address, byte_of_nan, bytes);
+                               },
+                           .after = found.unordered});
 }
 
 Event Machine::end_of(Actor stream) const {

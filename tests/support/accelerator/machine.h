@@ -106,6 +106,10 @@ class Machine {
   void count_synchronization(int host, const std::string& cause);
   [[nodiscard]] int host_of(Actor stream) const { return hosts_.at(device_of(stream)); }
   [[nodiscard]] Event end_of(Actor stream) const;
+  void note_reusable(const Block& block);
+  // Fills unwritten bytes with NaN before the stream's next task: the zeros of new pages would hide
+  // that a value is missing.
+  void poison(Actor stream, const Checker::Findings& found);
   // Records that the host has waited for everything in the clock.
   void learn(int host, const Clock& clock);
 

@@ -19,6 +19,12 @@ constexpr std::size_t page_bytes = 4096;
 constexpr std::size_t device_bytes = std::size_t{1} << 30;  // pages are allocated on first use
 constexpr std::size_t pinned_bytes = 4 * device_bytes;      // many sizes come and go in one program
 
+// Accesses name bytes of pinned memory by offsets that follow those of device memory.
+constexpr std::size_t first_pinned_offset = device_count * device_bytes;
+[[nodiscard]] constexpr bool is_pinned_offset(std::size_t offset) {
+  return offset >= first_pinned_offset && offset < first_pinned_offset + pinned_bytes;
+}
+
 class Memory {
  public:
   // Maps the memory and installs a SIGSEGV handler that calls on_touch for an access to a closed

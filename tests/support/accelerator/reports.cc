@@ -1,5 +1,6 @@
 #include "support/accelerator/reports.h"
 
+#include <iterator>
 #include <ostream>
 #include <utility>
 
@@ -7,8 +8,9 @@ namespace lockstep::test::accelerator {
 namespace {
 
 const char* name_of(Fault fault) {
-  constexpr const char* names[] = {"race",   "reuse", "freed", "uninitialised",
-                                   "kernel", "touch", "order", "stall"};
+  constexpr const char* names[] = {"race",  "reuse", "freed", "uninitialised", "kernel",
+                                   "touch", "order", "stall", "context"};
+  static_assert(std::size(names) == static_cast<std::size_t>(Fault::context) + 1);
   return names[static_cast<int>(fault)];
 }
 

@@ -10,8 +10,8 @@ namespace lockstep::test::accelerator {
 
 enum class Fault {
   race,           // two accesses of a byte, one of them a write, that nothing orders
-  reuse,          // the same, and the block was freed and given out again in between
-  freed,          // a launch that uses freed memory
+  reuse,          // the same, and the block was freed and given out again, or could have been
+  freed,          // a launch that uses freed memory, or memory outside of its block
   uninitialised,  // a kernel reads memory that nothing has written since its allocation
   kernel,         // an operation threw on the device
   touch,          // host code accessed device memory, or pinned memory of a copy in flight

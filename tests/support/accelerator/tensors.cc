@@ -44,6 +44,18 @@ struct Runs {
   std::int64_t hull = 1;  // from the first element to the last
 };
 
+// Adds the bytes of a tensor whose first byte is at `begin`.
+void add_bytes(std::vector<Access>& accesses, const at::Tensor& tensor, std::size_t begin,
+               AccessKind kind) {
+  const std::size_t item = tensor.itemsize();
+  const Runs runs(tensor);
+  auto add = [&](std::int64_t first, std::int64_t elements) {
+    accesses.push_back({begin + first * item, begin + (first + elements) * item, kind});
+  };
+  if (runs.count > most_runs) return add(0, runs.hull);
+  for (std::int64_t run = 0; run < runs.count; ++run) add(runs.begin_of(run), runs.length);
+}
+
 }  // namespace
 
 Actor actor_of(const c10::Stream& stream) {
@@ -76,14 +88,13 @@ at::Tensor Aliases::of(const at::Tensor& tensor) {
 
 void add_accesses(std::vector<Access>& accesses, const at::Tensor& tensor, AccessKind kind) {
   if (!is_on_accelerator(tensor) || tensor.numel() == 0) return;
-  const std::size_t item = tensor.itemsize();
-  const std::size_t begin = Machine::get().memory().offset_of(tensor.data_ptr());
-  const Runs runs(tensor);
-  auto add = [&](std::int64_t first, std::int64_t elements) {
-    accesses.push_back({begin + first * item, begin + (first + elements) * item, kind});
-  };
-  if (runs.count > most_runs) return add(0, runs.hull);
-  for (std::int64_t run = 0; run < runs.count; ++run) add(runs.begin_of(run), runs.length);
+  add_bytes(accesses, tensor, Machine::get().memory().offset_of(tensor.data_ptr()), kind);
+}
+
+void add_pinned_accesses(std::vector<Access>& accesses, const at::Tensor& tensor, AccessKind kind) {
+  if (tensor.numel() == 0) return;
+  const std::size_t offset = Machine::get().memory().pinned_offset_of(tensor.data_ptr());
+  add_bytes(accesses, tensor, first_pinned_offset + offset, kind);
 }
 
 c10::IValue with_tensors(const c10::IValue& value, const TensorFunction& function) {

@@ -40,6 +40,8 @@ class Aliases {
 // Adds the bytes of a tensor: one range, or the contiguous runs of a strided view. If a view has
 // more than 4096 runs, adds all bytes from its first to its last. Does nothing for host tensors.
 void add_accesses(std::vector<Access>& accesses, const at::Tensor& tensor, AccessKind kind);
+// Does the same for a host tensor in pinned memory.
+void add_pinned_accesses(std::vector<Access>& accesses, const at::Tensor& tensor, AccessKind kind);
 
 // Returns the value with each tensor replaced by function(tensor), also in lists.
 using TensorFunction = std::function<at::Tensor(const at::Tensor&)>;

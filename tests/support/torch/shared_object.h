@@ -7,7 +7,9 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <new>
 #include <type_traits>
+#include <utility>
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -26,8 +26,8 @@
 // If a schedule splits a backward into I and W, I computes only the gradients of the stage's
 // inputs, and keeps the data for the gradients of weights; W computes these later, all at once. No
 // gradient is computed twice. A torch::autograd::Function is called in both parts and should
-// compute only the gradients that its context's needs_input_grad() requests. Hooks of tensors
-// inside a stage may run in both parts.
+// compute only the gradients that its context's needs_input_grad() requests. Hooks of tensors run
+// once. A post hook of an autograd node (grad_fn()->add_post_hook()) may run in both parts.
 //
 // A parameter in several stages (a tied embedding) belongs to the first of them: it is in
 // parameters() of that stage's rank only. That rank gets the sum of all gradients at the end of
@@ -36,7 +36,8 @@
 //
 // Messages: sizes and dtypes are exchanged once per batch size, with the first micro-batch of each
 // number of rows, and then cached. They are exchanged again if any rank has frozen or unfrozen a
-// parameter between two steps. If sizes depend on the data, throws an error that names the stage.
+// parameter, or has changed a dtype or autocast, between two calls. If sizes depend on the data,
+// throws an error that names the stage.
 //
 // Errors: an exception of one rank's stage, loss or data ends the step on all ranks: this rank
 // throws it, and the others throw Aborted, which names rank, action and text. PeerLost and Timeout

@@ -26,8 +26,8 @@ void add_own_folder(std::vector<fs::path>& result) {
   if (!error) result.insert(result.end(), {file.parent_path(), file.parent_path() / "lockstep"});
 }
 
-// Returns the folders to search: beside the library or the program, the lib folder next to the
-// program, and this build's output and install folders.
+// Returns the folders to search: beside the library or the program, the library folders of the
+// build and of the installation that the program is in, and those of this build.
 std::vector<fs::path> folders() {
   std::vector<fs::path> result;
   add_own_folder(result);
@@ -35,7 +35,7 @@ std::vector<fs::path> folders() {
   if (auto program = fs::read_symlink("/proc/self/exe", error); !error) {
     auto folder = program.parent_path();
     result.insert(result.end(), {folder, folder / "lockstep", folder.parent_path() / "lib",
-                                 folder.parent_path() / "lib" / "lockstep"});
+                                 (folder / LOCKSTEP_MPI_FROM_PROGRAMS).lexically_normal()});
   }
   for (const char* folder : {LOCKSTEP_MPI_BUILD_FOLDER, LOCKSTEP_MPI_INSTALL_FOLDER})
     result.emplace_back(folder);

@@ -1,6 +1,7 @@
 // An operation whose peers have all posted makes no system call and allocates no memory.
 #include "support/quiet.h"
 #include "comm/backends/shm/ranks.h"
+#include "support/denied_calls.h"
 
 #include <gtest/gtest.h>
 
@@ -42,6 +43,7 @@ class Quiet : public testing::TestWithParam<int> {};
 
 TEST_P(Quiet, AllReduceInTheArena) {
   if (!can_count_calls()) GTEST_SKIP() << "a sanitizer makes system calls of its own";
+  if (!can_deny_calls()) GTEST_SKIP() << no_filters;
   for (std::size_t count : {256, 100'000}) {
     TemporaryFolder folder;
     auto body = on_endpoint(folder, GetParam(), [=](Endpoint& endpoint) {
@@ -54,6 +56,7 @@ TEST_P(Quiet, AllReduceInTheArena) {
 
 TEST_P(Quiet, SmallAllReduceOfPrivateMemory) {
   if (!can_count_calls()) GTEST_SKIP() << "a sanitizer makes system calls of its own";
+  if (!can_deny_calls()) GTEST_SKIP() << no_filters;
   TemporaryFolder folder;
   auto body = on_endpoint(folder, GetParam(),
                           [](Endpoint& endpoint) { expect_quiet<OrdinaryArray>(endpoint, 200); });
