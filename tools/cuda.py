@@ -30,7 +30,7 @@ SOURCE = ROOT / "src/comm/backends/c10d/nccl.cc"
 # LibTorch's build writes this one; a wheel for the CPU does not have it.
 MADE_HEADER = "c10/cuda/impl/cuda_cmake_macros.h"
 SKIPPED = 77
-# What is printed without pip, or if the registry cannot be reached or does not have the package.
+# Words of the error if there is no pip, the registry cannot be reached, or it does not have the package.
 OUT_OF_REACH = re.compile("No matching distribution|HTTP error|HTTPS?ConnectionPool|NewConnectionError|Max retries|timed out|"
                           "ProxyError|SSLError|Connection (broken|aborted|reset|refused)|name resolution|"
                           "Name or service not known|Network is unreachable|No module named pip")

@@ -73,8 +73,8 @@ struct ParallelModelParts {
   Group data;       // ranks with their own rows
   Group stages;     // of axis pp; one rank without it
   int stage_place;  // this rank's place on pp
-  // Of a step, an evaluation or a forward pass. With pp, the pipeline's schedule is of this number,
-  // and a smaller one cuts the schedule of the next steps; it must be equal on all ranks.
+  // The number in a step, an evaluation or a forward pass. With pp, the pipeline's schedule begins
+  // with this number; a smaller one, equal on all ranks, cuts the schedule of the next steps.
   int micro_batches;
   PipelineLoss plan_loss;
   // With pp: the loss of the current step, which the pipeline's loss calls.

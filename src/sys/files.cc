@@ -18,6 +18,7 @@
 #include "sys/plain_file.h"
 #include "sys/random_bytes.h"
 #include "sys/signals.h"
+#include "sys/whole_call.h"
 
 namespace lockstep::sys {
 namespace {
@@ -159,9 +160,8 @@ void rename_durably(const fs::path& from, const fs::path& to) {
 
 namespace {
 
-// Returns the path that a new file is renamed to: `path`, or the path at the end of its links.
-// rename() would replace a link, a pipe or a device itself, even for a user who may only write to
-// it.
+// Returns the path that a new file gets: `path`, or the path at the end of its links. Throws
+// BadInput for anything but a file, because rename() would replace a pipe or a device itself.
 fs::path place_to_write(fs::path path) {
   struct stat status {};
   const int error = ::stat(path.c_str(), &status) == 0 ? 0 : errno;
@@ -244,13 +244,8 @@ bool is_refusal(int error) {
 int reserve_space(int file, std::uint64_t bytes) {
   if (bytes == 0) return 0;
   const ScopedSignalBlock quiet(SIGXFSZ);
-  // A signal makes some filesystems give the space back and begin again, so a timer could stop this
-  // call from ever ending. A stop cannot be blocked, but does not come all the time.
-  const BlockedSignals whole;
-  int error = 0;
-  do {
-    error = ::fallocate(file, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-  } while (error == EINTR);
+  const int error = whole_call(
+      [&] { return ::fallocate(file, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno; });
   if (error == 0 || !is_refusal(error)) return error;
   return ::ftruncate(file, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
 }

@@ -2,6 +2,7 @@
 
 #include "sys/plain_file.h"
 #include "sys/signals.h"
+#include "sys/whole_call.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -75,17 +76,6 @@ int fill_with_zeros(int file, std::size_t bytes) {
   return 0;
 }
 
-// Returns 0 or an error number. A signal interrupts the call on some filesystems, which then give
-// the space back.
-int reserve_whole(int file, std::size_t bytes) {
-  const BlockedSignals whole;
-  int error = 0;
-  do {
-    error = ::posix_fallocate(file, 0, static_cast<off_t>(bytes));
-  } while (error == EINTR);  // stopped, which cannot be blocked
-  return error;
-}
-
 struct Pages {
   std::uintptr_t begin = 0;
   std::size_t bytes = 0;
@@ -112,7 +102,8 @@ Pages pages_around(const void* begin, std::size_t bytes) {
 
 int take_space(int file, std::size_t bytes) {
   const ScopedSignalBlock quiet(SIGXFSZ);
-  const int error = reserve_whole(file, bytes);
+  const int error =
+      whole_call([&] { return ::posix_fallocate(file, 0, static_cast<off_t>(bytes)); });
   const bool is_refused = error == ENOSYS || error == EPERM || error == EACCES || error == EINVAL ||
                           error == EOPNOTSUPP;
   return is_refused ? fill_with_zeros(file, bytes) : error;

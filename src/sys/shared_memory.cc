@@ -6,6 +6,7 @@
 #include "base/format.h"
 #include "base/text.h"
 #include "sys/signals.h"
+#include "sys/whole_call.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -62,14 +63,12 @@ void* map_at_place(int file, std::size_t bytes, int place) {
   return address;
 }
 
-// Calls fallocate(). A signal interrupts the call on some kernels, which then give the space back.
 bool change_space(int file, int mode, std::size_t offset, std::size_t bytes) noexcept {
-  const BlockedSignals whole;
-  int result = 0;
-  do {
-    result = fallocate(file, mode, static_cast<off_t>(offset), static_cast<off_t>(bytes));
-  } while (result != 0 && errno == EINTR);  // stopped, which cannot be blocked
-  return result == 0;
+  return whole_call([&] {
+           return fallocate(file, mode, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0
+                      ? 0
+                      : errno;
+         }) == 0;
 }
 
 }  // namespace

@@ -32,9 +32,9 @@ class SocketAddress {
   // "[fe80::1%eth0]". Resolves names, which may block for seconds. Throws BadInput if the host is
   // unknown, or for a link-local address without its interface.
   //
-  // Looks a name up again until the deadline, but for 10 s at most: a cluster may publish the name
-  // of a host after its job has started, and a name may be misspelled. Without a deadline, looks it
-  // up once.
+  // Looks an unknown name up again until the deadline and for at most 10 s: a cluster may publish
+  // the name of a host after its job has started, and a name may be misspelled. Without a deadline,
+  // looks it up once.
   [[nodiscard]] static SocketAddress tcp(std::string_view host, std::uint16_t port,
                                          Deadline deadline = at_once());
   // Returns all addresses of the host in the system's order. Throws BadInput as tcp() does.

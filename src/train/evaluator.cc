@@ -31,11 +31,12 @@
 namespace lockstep::train {
 namespace {
 
-// Returns the samples of so many batches, or all; 0 batches: all.
+// Returns the number of samples in `batches` batches of `rows` rows, at most `all`; with 0 batches,
+// all.
 std::int64_t samples_in(std::int64_t batches, std::int64_t rows, std::int64_t all) {
-  // The product of larger numbers might overflow.
-  if (batches <= 0 || rows <= 0) return batches <= 0 ? all : 0;
-  return batches > all / rows ? all : batches * rows;
+  if (batches <= 0) return all;
+  if (rows <= 0) return 0;
+  return batches > all / rows ? all : batches * rows;  // the larger product might overflow
 }
 
 std::int64_t divided_up(std::int64_t number, std::int64_t by) { return (number + by - 1) / by; }

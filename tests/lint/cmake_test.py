@@ -122,7 +122,7 @@ def installs_for_others(folder):
             assert variable == {"prefix": f"{prefix}", "libdir": f"{prefix / libraries}",
                                 "includedir": f"{prefix}/include"}, variable
             expect(run("pkg-config", "--libs", "lockstep", **config), "-L" + str(torch).replace(" ", "\\ ") + "/lib ")
-            # The LibTorch that Lockstep was built with is the last one of those that are named, before any Python.
+            # A LibTorch that is named comes before the one that Lockstep was built with, other Pythons after it.
             uses = make_project(pathlib.Path(name, "uses"), FIND)
             found = f"-Dlockstep_DIR={prefix / libraries}/cmake/lockstep"
             active = {"VIRTUAL_ENV": str(make_python(pathlib.Path(name, "env"), other).parents[1])}

@@ -23,9 +23,8 @@ struct TcpStoreOptions {
   Duration call_timeout = std::chrono::seconds(60);
   // If the connection breaks: how long to try to reach the same store again, while calls wait. A
   // restarted server is the same store if it has its log (StoreServerOptions::log); otherwise it is
-  // a different store. It may have moved to another address of the same host name. With 0, a broken
-  // connection ends the store. A call that does not block on the server may take this long if
-  // `call_timeout` is shorter.
+  // a different store. With 0, a broken connection ends the store. A call that does not block on
+  // the server may take this long if `call_timeout` is shorter.
   Duration reconnect = {};
   // The server is considered lost if its host has not answered TCP keepalive probes for this long.
   Duration lost_after = std::chrono::seconds(25);

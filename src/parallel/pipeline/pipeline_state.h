@@ -102,7 +102,7 @@ class OwnParameters {
   std::vector<WeakStorage> given_;  // gradients set by give_gradients(); expired: none
   std::vector<char> was_given_;     // 1: there was one, and zero_grad() was not called since
   std::vector<std::shared_ptr<dispatch::ZeroWatch>> watches_;
-  // What watches each given gradient, with its zeros() when it was given.
+  // The watch of each given gradient, with its zeros() when the gradient was given.
   std::vector<std::pair<std::shared_ptr<dispatch::ZeroWatch>, std::uint64_t>> given_zeros_;
 };
 

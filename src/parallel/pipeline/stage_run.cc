@@ -202,8 +202,8 @@ SplitBackward::Gradients SplitBackward::input_gradients(const Edges& roots,
   return result;
 }
 
-// The gradients in begins_ are what the hooks of these nodes have returned; the second part gives
-// them to the same nodes.
+// The hooks of these nodes have returned the gradients in begins_. The second part passes these
+// gradients to the same nodes, whose hooks must not change them again.
 void SplitBackward::take_hooks() {
   for (const auto& begin : begins_) {
     if (begin->gradients.empty()) continue;  // did not run

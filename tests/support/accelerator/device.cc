@@ -76,8 +76,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return old;
   }
 
-  // CUDA's guard changes the current device for this and then restores it, which makes a context on
-  // device 0 for a thread that has chosen none.
+  // CUDA's guard makes the event's device current and then restores the earlier device. In a thread
+  // that has chosen no device, this makes a context on device 0.
   void destroyEvent(void* event, c10::DeviceIndex index) const noexcept override {
     const std::unique_ptr<Event> owned(static_cast<Event*>(event));
     if (!owned || index <= 0 || has_chosen_device) return;
