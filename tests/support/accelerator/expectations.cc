@@ -29,7 +29,7 @@ void finish_all_devices() {
   for (int i = 0; i < device_count; ++i) Machine::get().synchronize_device(i, "end of the program");
 }
 
-constexpr auto time_for_waits = std::chrono::seconds(5);  // of one program
+constexpr auto time_for_waits = std::chrono::seconds(2);  // of one program
 
 bool tries_all_waits() {
   const char* wanted = std::getenv("LOCKSTEP_WAITS");

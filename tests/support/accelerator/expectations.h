@@ -47,7 +47,7 @@ void run_ranks(int size, const RankBody& body, Omission omission = Omission::non
 // Runs the program once per wait of the host's streams, with that wait left out. `is_right()` runs
 // the program and returns true if its numbers are right. Fails if numbers are wrong without a
 // report, or if no wait is needed. Returns the number of omissions that were reported. Leaves out
-// as many waits as 5 s allow, in a random order that LOCKSTEP_WAITS_SEED repeats; all of them if
+// as many waits as 2 s allow, in a random order that LOCKSTEP_WAITS_SEED repeats; all of them if
 // LOCKSTEP_WAITS is "all". Records the numbers as properties of the test.
 int expect_dropped_waits_found(int host, const std::function<bool()>& is_right);
 
