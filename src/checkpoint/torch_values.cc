@@ -7,6 +7,7 @@
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -211,9 +212,12 @@ class Values {
     const std::int64_t offset = count(arguments[1], "offset");
     const std::vector<std::int64_t> sizes = numbers_of(pickle_, arguments[2]),
                                     strides = numbers_of(pickle_, arguments[3]);
-    check_view(from.bytes / c10::elementSize(dtype->dtype), offset, sizes, strides, dtype->dtype);
+    const std::uint64_t elements = from.bytes / c10::elementSize(dtype->dtype);
+    check_view(elements, offset, sizes, strides, dtype->dtype);
     const at::Tensor raw = read_storage_(from.key, from.bytes, dtype->dtype);
-    return at::empty({0}, dtype->dtype).set_(raw.storage(), offset, sizes, strides);
+    // Only a tensor without elements may begin after the end: x[3:, 2:] of 3 rows does.
+    const std::int64_t begin = std::min(offset, static_cast<std::int64_t>(elements));
+    return at::empty({0}, dtype->dtype).set_(raw.storage(), begin, sizes, strides);
   }
 
   // Checks that every element of the view lies in the storage, and that the view can be made dense.
@@ -241,8 +245,7 @@ class Values {
           __builtin_add_overflow(last, reach, &last);
     }
     const bool is_empty = std::ranges::count(sizes, 0) > 0;
-    check_input(!overflows && last <= INT64_MAX &&
-                    (is_empty ? static_cast<std::uint64_t>(offset) <= elements : last < elements),
+    check_input(!overflows && last <= INT64_MAX && (is_empty || last < elements),
                 "{} reaches beyond its storage of size {}", shown, elements);
   }
 

@@ -282,6 +282,7 @@ DecisionPtr decide(const c10::OperatorHandle& handle, const Operation& operation
   } else {
     // Without a rule, the operation determines the sizes of its results.
     rule = is_known ? operation.rule(call) : all_whole(call);
+    if (!is_known && handle.hasTag(at::Tag::nondeterministic_seeded)) rule.finish = compared(call);
     if (rule.finish && has_out(handle)) rule = on_whole_tensors(rule, call);
     check_rule(rule, call);
     keep_linear_sets(rule, call, whole, 0, whole ? whole->size() : 0);

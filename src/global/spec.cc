@@ -98,6 +98,19 @@ bool parts_divide(std::span<const Placement> placements, at::IntArrayRef sizes,
   return true;
 }
 
+namespace {
+
+// Sums and averages may be mixed.
+bool are_reduced_in_any_order(const PlacementList& placements) {
+  const auto kind = [](Placement one) { return one.op() == Op::average ? Op::sum : one.op(); };
+  for (const Placement one : placements)
+    for (const Placement other : placements)
+      if (one.is_partial() && other.is_partial() && kind(one) != kind(other)) return false;
+  return true;
+}
+
+}  // namespace
+
 PlacementList checked(std::span<const Placement> placements, at::IntArrayRef sizes,
                       std::span<const AxisPlace> place, const char* what) {
   check(placements.size() == place.size(),
@@ -122,6 +135,11 @@ PlacementList checked(std::span<const Placement> placements, at::IntArrayRef siz
     }
     result.push_back(placement);
   }
+  check(
+      are_reduced_in_any_order(result),
+      "{}: expected Partial placements of one operation, because the order of several changes the "
+      "result, found {}",
+      what, describe(result));
   check(parts_divide(result, sizes, place),
         "{}: expected parts that divide the shard of every rank, found {} of sizes {}", what,
         describe(result), c10::str(sizes));

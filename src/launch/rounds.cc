@@ -114,6 +114,9 @@ void Rounds::join(int max_restarts, Deadline deadline, WaitingLines& lines) {
   const std::string terms = terms_of(nodes_, max_restarts, is_fixed_);
   if (!is_fixed_) {
     check_terms(terms, deadline);
+    check_input(!keys_.try_get(round_key::result),
+                "the run that met at this store is over; a store is for one run: start another "
+                "one, with another --log");
     take_number();
     return announce();
   }

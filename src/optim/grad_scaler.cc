@@ -13,15 +13,18 @@
 namespace lockstep::optim {
 namespace {
 
-// PyTorch keeps the scale in float32, which overflows earlier than double.
-bool is_usable(double scale) { return std::isfinite(static_cast<float>(scale)) && scale > 0; }
-
-// Gradients are multiplied by the inverse.
-bool has_usable_inverse(double scale) { return is_usable(scale) && is_usable(1 / scale); }
+// PyTorch keeps the scale in float32, which overflows earlier than double. Gradients are multiplied
+// by the inverse.
+bool is_usable(double scale) {
+  return scale > 0 && std::isfinite(static_cast<float>(scale)) &&
+         std::isfinite(static_cast<float>(1 / scale));
+}
 
 void check_options(const GradScalerOptions& options) {
   check(is_usable(options.initial_scale),
-        "GradScaler: expected a positive finite initial_scale, found {}", options.initial_scale);
+        "GradScaler: expected a positive initial_scale that is finite in float32, as its inverse, "
+        "found {}",
+        options.initial_scale);
   check(options.growth_factor > 1, "GradScaler: expected a growth_factor above 1, found {}",
         options.growth_factor);
   check(options.backoff_factor > 0 && options.backoff_factor < 1,
@@ -93,7 +96,7 @@ void GradScaler::update() {
   seen_.clear();
   if (!all_finite) {
     const double lower = scale_ * options_.backoff_factor;
-    if (has_usable_inverse(lower)) scale_ = lower;
+    if (is_usable(lower)) scale_ = lower;
     good_steps_ = 0;
   } else if (++good_steps_ >= options_.growth_interval) {
     if (is_usable(scale_ * options_.growth_factor)) scale_ *= options_.growth_factor;
@@ -103,7 +106,8 @@ void GradScaler::update() {
 
 void GradScaler::check_state(const State& state) {
   check_input(is_usable(state.scale) && state.good_steps >= 0,
-              "GradScaler: expected a positive finite scale and a count, found {} and {}",
+              "GradScaler: expected a positive scale that is finite in float32, as its inverse, "
+              "and a count, found {} and {}",
               state.scale, state.good_steps);
 }
 

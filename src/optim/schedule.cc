@@ -256,6 +256,16 @@ std::vector<double> Scheduler::bases_of_all() const {
   return bases;
 }
 
+void Scheduler::step() {
+  const std::vector<double> current = rates();
+  for (std::size_t i = 0; i < last_rates_.size() && current.size() >= last_rates_.size(); ++i)
+    check(current[i] == last_rates_[i],
+          "Scheduler: group {} has the rate {}, expected {}, as this Scheduler has set it: another "
+          "Scheduler or the program has changed it, and step() would undo the change",
+          i, current[i], last_rates_[i]);
+  set_step(step_ + 1);
+}
+
 void Scheduler::set_step(std::int64_t step) { load_state({step, bases_of_all()}); }
 
 const Schedule& Scheduler::rate_of(std::size_t group) const {
@@ -289,6 +299,7 @@ void Scheduler::load_state(const State& state) {
     if (momentum_) set_momentum(groups[i].options(), values[i].momentum);
   }
   bases_ = state.bases;
+  last_rates_ = rates();
   step_ = state.step;
 }
 

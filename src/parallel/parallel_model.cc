@@ -244,6 +244,8 @@ at::Tensor SequenceSharding::cut(const at::Tensor& whole) const {
   check(whole.dim() > dim_,
         "cut: expected a tensor whose dim {} is the sequence (sequence_dim), found one of {} dims",
         dim_, whole.dim());
+  auto& context = global::MeshContext::of(tensors_);
+  context.plain_check.look(whole, "cut", context.all());
   return redistribute(from_local(whole, tensors_, Placements(placements_.size())), placements_);
 }
 

@@ -35,9 +35,9 @@ class SequenceSharding {
   // replicated from now on.
   SequenceSharding(const Mesh& tensors, Placement cut);
 
-  // Not collective. Returns a batch, the same on every rank of `cp`, as a global tensor that is
-  // sharded along its sequence. Throws InvalidArgument for a tensor without that dim, and for a
-  // global one.
+  // Returns a batch, the same on every rank of `cp`, as a global tensor that is sharded along its
+  // sequence. Collective, because some calls compare the ranks' batches: throws Mismatch if they
+  // differ. Throws InvalidArgument for a tensor without that dim, and for a global one.
   [[nodiscard]] at::Tensor cut(const at::Tensor& whole) const;
   // Not collective. Returns the same stages, in their order, but with this rank's parts of
   // sequences as inputs and outputs.

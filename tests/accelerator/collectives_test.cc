@@ -422,4 +422,19 @@ TEST_F(Staged, OutputsComeAfterWhatTheirMemoryWasGivenBeforeThePost) {
   });
 }
 
+TEST_F(Staged, MemoryOfADroppedOutputIsNotReusedBeforeItsCopy) {
+  test::run_staged(2, [](Group group) {
+    for (int i = 0; i < 3; ++i) {
+      (void)group.all_reduce(at::ones({1000}, device(0)));  // neither it nor its Work is kept
+      const auto values = at::ones({10}, device(0));
+      Work last = group.all_reduce(values);
+      {
+        const c10::StreamGuard on(new_stream(device(0)));
+        last.wait();  // copies both outputs back, on this stream
+      }
+      EXPECT_TRUE(at::zeros({1000}, device(0)).eq(0).all().item<bool>());
+    }
+  });
+}
+
 }  // namespace

@@ -125,6 +125,40 @@ assert convert("of3", model, optimizer) == ""
 )");
 }
 
+// StateDictOptions(flatten_optimizer_state_dict=True) gives keys such as "state.0.weight.exp_avg".
+TEST_F(NumberedParameters, OfAFlattenedStateDictHaveNames) {
+  expect_python(R"(
+from torch.distributed.checkpoint.state_dict import *
+for kind, options in (torch.optim.AdamW, {}), (torch.optim.SGD, {"momentum": .9}):
+    model = chain(3, bias=True)
+    optimizer = kind(model.parameters(), lr=.01, **options)
+    train(model, optimizer, x)
+    how = StateDictOptions(flatten_optimizer_state_dict=True)
+    both = {"model": get_model_state_dict(model),
+            "optim": get_optimizer_state_dict(model, optimizer, options=how)}
+    assert "state.0.weight." in str(both["optim"].keys())
+    torch.save(both, "flat.pt")
+    shutil.rmtree("flat", ignore_errors=True)
+    dcp.save(both, checkpoint_id="flat")
+    for source in "flat.pt", "flat":
+        assert convert(source, model, optimizer) == "", source
+        assert "without optimizer state" not in convert.said, convert.said
+)");
+}
+
+TEST_F(NumberedParameters, OfAListOfOptimizersAreRefused) {
+  expect_python(R"(
+model = chain(2)
+both = [torch.optim.AdamW(layer.parameters(), lr=.01) for layer in model]
+for optimizer in both:
+    train(model, optimizer, x)
+torch.save({"model": model.state_dict(), "optimizer": [one.state_dict() for one in both]}, "2.pt")
+said = convert("2.pt", model, both[0])
+assert "expected an optimizer's state_dict at 'optimizer'" in said, said
+assert "--optimizer-key" in said, said
+)");
+}
+
 TEST_F(NumberedParameters, OfSeveralGroupsNeedDifferentSizesOrAFile) {
   expect_python(R"(
 model = chain(3)

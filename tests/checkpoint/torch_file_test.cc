@@ -122,7 +122,10 @@ torch.save({"weight": weight, "tied": weight, "other": flat[10:],
   values.insert("a", flat.narrow(0, 4, 12).view({3, 4}).t());
   values.insert("b", flat);
   values.insert("bits", flat.view(at::kInt));  // one memory, two dtypes: two storages in the file
+  const at::Tensor rows = at::zeros({3, 4});
+  values.insert("none", rows.slice(0, 3).slice(1, 2));  // it begins after the end of its storage
   write_torch_file(path(), values);
+  EXPECT_EQ(tensors_in(read_torch_file(path())).at("none").sizes(), at::IntArrayRef({0, 2}));
   expect_python(R"(
 for mmap in (False, True):
     found = torch.load(sys.argv[1], weights_only=True, mmap=mmap)
@@ -130,6 +133,7 @@ for mmap in (False, True):
     assert found["a"].untyped_storage().data_ptr() == found["b"].untyped_storage().data_ptr()
     assert torch.equal(found["b"], torch.arange(40.))
     assert torch.equal(found["bits"].view(torch.float32), found["b"])
+    assert found["none"].shape == (0, 2)
 )",
                 {path()});
 }

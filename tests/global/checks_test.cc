@@ -52,6 +52,20 @@ TEST(Generators, OthersOnSomeRankAreAMismatchOnAll) {
   });
 }
 
+TEST(Generators, OperationsWithoutARuleAreComparedToo) {
+  run_as_processes(2, [](Group world) {
+    const Mesh mesh(world, {{"tp", 2}});
+    set_global_options(mesh, {.replicate_unknown = true});
+    const at::Tensor x = global_ones(mesh);
+    torch::manual_seed(5);
+    const at::Tensor drawn = full_tensor(at::poisson(x));
+    torch::manual_seed(5);
+    EXPECT_TRUE(drawn.equal(at::poisson(at::ones({6, 4}))));
+    torch::manual_seed(5 + world.rank());
+    expect_told(test::message_of<Error>([&] { (void)at::poisson(x); }));
+  });
+}
+
 TEST(Generators, TheyAreComparedAgainWhenTheyAreSeeded) {
   run_as_processes(2, [](Group world) {
     const Mesh mesh(world, {{"tp", 2}});

@@ -71,6 +71,20 @@ TEST(OutArguments, LikeAPartialTensor) {
     });
 }
 
+TEST(OutArguments, OfANumberAndAPartialTensor) {
+  for (const Placement& of_out : {Placement(Partial()), Placement(Shard(0))})
+    expect_as_plain({2}, [&](const Put& put) {
+      at::Tensor x = put(waves({4, 6}), {Partial()}), y = put(waves({4, 6}), {Replicate()}),
+                 added = put(waves({4, 6}), {of_out}), less = put(waves({4, 6}), {of_out}),
+                 twice = put(waves({4, 6}), {of_out});
+      at::add_out(added, x, 1.5);
+      at::sub_out(less, x, 1.5);
+      at::mul_out(twice, y, 2.0);
+      at::add_out(x, x, 1.5);
+      return at::cat({added, less, twice, x});
+    });
+}
+
 TEST(OutArguments, OfCat) {
   for (const Placement& cut : of_rows)
     for (const Placement& of_out : of_rows)

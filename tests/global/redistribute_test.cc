@@ -102,6 +102,22 @@ TEST_P(Redistribution, PartialOfOtherOperations) {
   });
 }
 
+// max over one axis of sums over another differs from sums of maxima.
+TEST(PartialOfTwoOperations, IsRefused) {
+  run_as_threads(4, [](Group world) {
+    Mesh mesh(world, {{"dp", 2}, {"tp", 2}});
+    at::Tensor mine = at::full({3, 2}, world.rank() + 1.0);
+    for (const Placements& mixed : {Placements{Partial(), Partial(Op::max)},
+                                    Placements{Partial(Op::product), Partial(Op::average)}}) {
+      EXPECT_THROW((void)from_local(mine, mesh, mixed), InvalidArgument);
+      at::Tensor whole = from_local(mine * 0, mesh, {Replicate(), Replicate()});
+      EXPECT_THROW((void)redistribute(whole, mixed), InvalidArgument);
+    }
+    at::Tensor half = from_local(mine, mesh, {Partial(), Partial(Op::average)});
+    EXPECT_TRUE(full_tensor(half).eq(5).all().item<bool>());
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, Redistribution,
                          testing::Values(std::tuple(test::BackendKind::local, 1),
                                          std::tuple(test::BackendKind::local, 2),

@@ -120,6 +120,23 @@ TEST_F(RoundsWithAStore, TheStoreMayBeKilledAndStartedAnew) {
   EXPECT_EQ(count(ran, "1: 0/2 1") + count(ran, "1: 1/2 1"), 2U);
 }
 
+// The store is the same after it was started anew, because it has read its log.
+TEST_F(RoundsWithAStore, AStoreWhoseRunIsOverTakesNoOther) {
+  for (const char* script : {"exit 0", "touch $1/second; exit 0"}) {
+    test::RankProcesses store(1, [&](int) {
+      const StoreServer serves(server());
+      std::this_thread::sleep_for(60s);
+    });
+    const auto ran = run_nodes(specs(1, 1, script));
+    const bool is_first = script == std::string("exit 0");
+    EXPECT_EQ(ran[0].exit_code == 0, is_first) << ran[0].problem << ran[0].error;
+    if (!is_first)
+      expect_words(ran[0].problem + ran[0].error, {"the run that met at this store is over"});
+    store.kill(0, SIGKILL);
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "second"));
+}
+
 TEST_F(RoundsWithAStore, AStoreWithoutItsLogIsAnother) {
   test::RankProcesses first(1, [&](int) {
     StoreServerOptions options = server();

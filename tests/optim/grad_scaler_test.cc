@@ -243,6 +243,14 @@ TEST(GradScaler, ManyOverflowsLeaveAScaleThatWorks) {
   EXPECT_NEAR(model.parameter[0].item<float>(), -4, 1e-6);
 }
 
+TEST(GradScaler, AScaleWhoseInverseOverflowsIsRefused) {
+  constexpr double small = 1e-39;
+  EXPECT_THROW(GradScaler({.initial_scale = small}), Error);
+  GradScaler scaler;
+  EXPECT_THROW(scaler.load_state({.scale = small}), Error);
+  EXPECT_EQ(scaler.current_scale(), GradScalerOptions().initial_scale);
+}
+
 // Returns true for the steps (of 60) that overflow.
 bool overflows(int step) { return step % 7 == 3 || (step > 40 && step < 46); }
 

@@ -221,6 +221,31 @@ TEST(Scheduler, TakesGroupsThatComeLater) {
   EXPECT_EQ(scheduler.rates(), (Rates{0.5, 5, 50}));
 }
 
+TEST(Scheduler, AnotherSchedulerOfTheOptimizerIsRefused) {
+  AdamW adamw(two_groups());
+  Scheduler warm_up(adamw, linear({.start = 0.5, .end = 1, .steps = 4}));
+  Scheduler decay(adamw, exponential(0.9));
+  EXPECT_THROW(
+      {
+        warm_up.step();
+        decay.step();
+      },
+      InvalidArgument);
+}
+
+TEST(Scheduler, ARateThatTheProgramChangedIsRefusedOrTheBase) {
+  AdamW adamw(two_groups());
+  Scheduler scheduler(adamw, step_decay({.step_size = 1, .gamma = 0.5}));
+  scheduler.step();
+  adamw.param_groups()[1].options().set_lr(3);
+  EXPECT_THROW(scheduler.step(), InvalidArgument);
+  EXPECT_EQ(scheduler.rates(), (Rates{0.5, 3}));
+  EXPECT_EQ(scheduler.step_number(), 1);
+  scheduler.load_state({.step = 1, .bases = {1, 6}});
+  scheduler.step();
+  EXPECT_EQ(scheduler.rates(), (Rates{0.25, 1.5}));
+}
+
 TEST(Scheduler, SetsTheMomentum) {
   AdamW adamw(two_groups());
   Schedule half = [](double, std::int64_t step) { return 0.5 + 0.1 * static_cast<double>(step); };

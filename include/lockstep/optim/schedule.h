@@ -139,8 +139,10 @@ class Scheduler {
   Scheduler(torch::optim::Optimizer& optimizer, std::vector<Schedule> rates);
 
   // Call after an update: sets the rates of the next update. A group that was added since the last
-  // call takes its current rate as base.
-  void step() { set_step(step_ + 1); }
+  // call takes its current rate as base. Throws InvalidArgument if a rate is not the one that this
+  // Scheduler set last: the program, or another Scheduler of the optimizer, has changed it, and the
+  // change would be lost. One function of the step combines several schedules.
+  void step();
   // Throws InvalidArgument for a negative step, and an error of a schedule, such as one_cycle()'s
   // after its last step; nothing is changed then.
   void set_step(std::int64_t step);
@@ -179,6 +181,7 @@ class Scheduler {
   std::vector<Schedule> rates_;  // one for all groups, or one per group
   Schedule momentum_;
   std::vector<double> bases_;
+  std::vector<double> last_rates_;  // of each group, as set by the last load_state()
   std::int64_t step_ = 0;
 };
 

@@ -162,9 +162,10 @@ class [[nodiscard]] ParallelModel : public Handle {
   // micro-batch.
   [[nodiscard]] Tensors forward(const Tensors& inputs);
 
-  // Not collective. For a custom loop on a mesh with cp and without pp that calls the module's
-  // forward(): returns this rank's part of each sequence, as global tensors. Without cp, returns
-  // the batch unchanged.
+  // For a custom loop on a mesh with cp and without pp that calls the module's forward(): returns
+  // this rank's part of each sequence, as global tensors. Without cp, returns the batch unchanged.
+  // Collective over tp and cp: the first calls, and then ever fewer, compare the batches of these
+  // ranks; throws Mismatch if they differ.
   [[nodiscard]] Tensors cut(const Tensors& batch) const;
 
   // Not collective. The ranks with their own rows: those of dp, ep and fsdp, in this order.

@@ -2,6 +2,7 @@
 // torch.save() or a distributed checkpoint chooses its own structure.
 #pragma once
 
+#include "apps/checkpoint/parameter_names.h"
 #include "checkpoint/distributed_checkpoint.h"
 #include "checkpoint/tensor_source.h"
 
@@ -19,20 +20,6 @@
 #include <vector>
 
 namespace lockstep::apps {
-
-using TensorSizes = std::vector<std::int64_t>;
-
-struct NumberedParameter {
-  std::string number;
-  std::size_t group = 0;
-  // Sizes of its state; std::nullopt if it was never updated and has no state.
-  std::optional<TensorSizes> sizes;
-};
-
-struct NamedSizes {
-  std::string name;
-  TensorSizes sizes;
-};
 
 class StateDicts {
  public:

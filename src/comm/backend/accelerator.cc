@@ -43,6 +43,11 @@ void order(const c10::Stream& before, const c10::Stream& after) {
   event.block(after);
 }
 
+void keep_for_current_stream(const at::Tensor& tensor) {
+  c10::impl::VirtualGuardImpl(tensor.device().type())
+      .recordDataPtrOnStream(tensor.storage().data_ptr(), current_stream(tensor.device()));
+}
+
 StreamPoint::StreamPoint(c10::Device device) : device_(device), event_(device.type()) {
   event_.record(current_stream(device));
 }

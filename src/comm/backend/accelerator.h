@@ -36,6 +36,10 @@ void make_current(c10::Device device);
 // host does not wait.
 void order(const c10::Stream& before, const c10::Stream& after);
 
+// Keeps the memory of a device tensor from being reused, after it is freed, before the work that is
+// on the calling thread's current stream now.
+void keep_for_current_stream(const at::Tensor& tensor);
+
 // A position in the calling thread's current stream of a device: after all work that was queued
 // when the point was made.
 class StreamPoint {

@@ -73,6 +73,7 @@ void StagedBackend::bring_back(std::list<Output>::iterator output) {
   if (last != brought_back_.end()) last->second.precede_current();
   if (output->after) output->after->precede_current();
   output->device.copy_(output->host, /*non_blocking=*/true);
+  keep_for_current_stream(output->device);  // the program may have dropped it
   brought_back_.insert_or_assign(device.index(), StreamPoint(device));
   outputs_.erase(output);
 }

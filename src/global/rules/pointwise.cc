@@ -65,11 +65,17 @@ Rule broadcast(const RuleCall& call) {
   return rule;
 }
 
+// Returns false if operand i is a number, which is no tensor: add(x, 1, out=y) has two, x and y.
+bool is_read(const RuleCall& call, int i) {
+  const auto operand = static_cast<std::size_t>(i);
+  return operand < call.size() && !is_out(call.operands()[operand]);
+}
+
 RuleFunction pointwise_with(Sets linear, bool moves = false) {
   return [linear = std::move(linear), moves](const RuleCall& call) {
     Rule rule = broadcast(call);
     for (const auto& set : linear)
-      if (std::ranges::all_of(set, [&](int i) { return i < static_cast<int>(call.size()); }))
+      if (std::ranges::all_of(set, [&](int i) { return is_read(call, i); }))
         rule.linear.push_back(set);
     rule.moves = moves;
     return rule;

@@ -251,9 +251,13 @@ void UnitGradients::skip(int i) {
 }
 
 void UnitGradients::keep(int i) {
-  if (keeps_buffer() && buffer_.dtype() == unit_.compute_dtype()) {
+  const bool widens = c10::elementSize(buffer_.dtype()) > c10::elementSize(unit_.compute_dtype());
+  if (keeps_buffer() && (widens || buffer_.dtype() == unit_.compute_dtype())) {
     begin();
     move_to_place(i);
+  } else if (widens) {
+    at::Tensor& gradient = unit_.parameters()[static_cast<std::size_t>(i)].tensor.mutable_grad();
+    if (!gradient.requires_grad()) gradient = gradient.to(buffer_.dtype());
   }
   absent_.keep(i);
 }
@@ -280,13 +284,13 @@ void UnitGradients::wait() {
 void UnitGradients::forward() {
   if (replicas_.size() == 1) return;
   wait();
-  work_ = replicas_.all_reduce(buffer_.own_part(), Op::sum, call());
+  work_ = replicas_.all_reduce(buffer_.own_part(), op(), call());
 }
 
 void UnitGradients::publish(const std::vector<bool>& unused) {
   at::NoGradGuard no_grad;
   wait();
-  if (replicas_.size() > 1) buffer_.own_part().div_(shards_.size() * replicas_.size());
+  if (divides_at_the_end()) buffer_.own_part().div_(shards_.size() * replicas_.size());
   averages_->begin();
   for (int i = 0; i < static_cast<int>(unit_.slices().size()); ++i) {
     const at::Tensor& slice = unit_.slices()[static_cast<std::size_t>(i)];

@@ -3,7 +3,7 @@
 //
 //   accept(i) or skip(i) for each parameter    moves gradients to one flat buffer
 //   post()                                     reduce_scatter: averages into this rank's range
-//   forward()                                  with replicas: sums over them
+//   forward()                                  with replicas: sums, or averages, over them
 //   publish()                                  sets, or adds to, .grad of the slices
 //
 // A GradientBuffer determines where the gradients are stored, and Averages where the averages are.
@@ -126,7 +126,8 @@ class UnitGradients {
   // Returns true if gradients keep their places between steps.
   [[nodiscard]] bool keeps_buffer() const { return buffer_.stays(); }
   // Keeps a .grad that must not be reduced yet. If the buffer stays between steps, .grad becomes
-  // its place in the buffer, so that there is no second copy of the gradients.
+  // its place in the buffer, so that there is no second copy of the gradients. If the buffer has
+  // more bits than the gradient, .grad gets the buffer's dtype: the next backward() adds to it.
   void keep(int i);
   // Drops what keep(i) has kept, if an optimizer's own zero_grad() has cleared the slice since.
   void drop_if_cleared(int i) { absent_.drop_if_cleared(i); }
@@ -152,7 +153,12 @@ class UnitGradients {
   [[nodiscard]] std::int64_t kept_bytes() const;
 
  private:
-  [[nodiscard]] Op op() const { return replicas_.size() == 1 ? Op::average : Op::sum; }
+  // With replicas, the sum over all ranks is divided once, except in float16: the sum over the
+  // shards could overflow, although the average does not.
+  [[nodiscard]] bool divides_at_the_end() const {
+    return replicas_.size() > 1 && buffer_.dtype() != at::kHalf;
+  }
+  [[nodiscard]] Op op() const { return divides_at_the_end() ? Op::sum : Op::average; }
   [[nodiscard]] CallOptions call() const {
     return {.tag = tag_, .timeout = unit_.settings().options.timeout};
   }

@@ -195,6 +195,40 @@ TEST_P(ShardedMixedPrecision, SeveralBackwardsBeforeAStepAddInFloat) {
   });
 }
 
+TEST_P(ShardedMixedPrecision, BackwardsInsideNoSyncAddInFloat) {
+  for (ShardLevel level : all_levels)
+    run_as_threads(2, [&](Group group) {
+      torch::nn::Linear one(torch::nn::LinearOptions(1, 1).bias(false));
+      auto sharded = fully_shard(
+          one, group, {.level = level, .compute_dtype = GetParam(), .reduce_dtype = at::kFloat});
+      constexpr double small = 1.0 / 4096;  // 1 + small is 1 in 16 bits
+      const auto add = [&](double gradient) { (one->weight.sum() * gradient).backward(); };
+      {
+        auto scope = sharded.no_sync();
+        add(1);
+        for (int i = 0; i < 7; ++i) add(small);
+      }
+      add(small);
+      EXPECT_EQ(one->weight.scalar_type(), GetParam());
+      const at::Tensor average = sharded.parameters()[0].grad();
+      if (average.numel() == 1)
+        EXPECT_EQ(average.sum().item<float>(), 1 + 8 * small) << name_of(level);
+    });
+}
+
+TEST(ShardedHalf, DoesNotOverflowOnTwoAxes) {
+  for (ShardLevel level : all_levels)
+    run_as_threads(4, [&](Group group) {
+      torch::nn::Linear one(torch::nn::LinearOptions(1, 1).bias(false));
+      auto sharded = fully_shard(one, Mesh(group, {{"dp", 2}, {"fsdp", 2}}),
+                                 {.level = level, .compute_dtype = at::kHalf});
+      constexpr double large = 40000;
+      (one->weight.sum() * large).backward();
+      const at::Tensor average = sharded.parameters()[0].grad();
+      if (average.numel() == 1) EXPECT_EQ(average.sum().item<float>(), large) << name_of(level);
+    });
+}
+
 TEST_P(ShardedMixedPrecision, AGradientThatIsHeldKeepsItsValues) {
   for (ShardLevel level : all_levels)
     run_as_threads(2, [&](Group group) {

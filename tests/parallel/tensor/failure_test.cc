@@ -75,6 +75,21 @@ TEST_P(TensorRefuses, RanksWithDifferentBatchesAreAMismatch) {
   });
 }
 
+TEST_P(TensorRefuses, RanksOfOneSequenceWithDifferentBatchesAreAMismatch) {
+  run([&](Group group) {
+    auto gpt = made_alike([] { return models::Gpt(small_gpt()); }, at::kFloat);
+    auto cp = parallelize(gpt, Mesh(group, {{"cp", 2}}));
+    const auto step = [&](int seed) {
+      const TokenBatch batch(seed);
+      const Tensors cut = cp.cut({batch.ids, batch.targets});
+      gpt->loss(cut[0], cut[1]).backward();
+    };
+    step(1);
+    expect_contains(message_of<Mismatch>([&] { step(2 + group.rank()); }),
+                    "a plain Long tensor of sizes [4, 13] counts as replicated");
+  });
+}
+
 // A difference that appears only in a later call is also detected.
 TEST_P(TensorRefuses, BatchesThatPartLaterAreAMismatch) {
   run([&](Group group) {
