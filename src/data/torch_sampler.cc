@@ -92,8 +92,11 @@ void TorchSampler::load(torch::serialize::InputArchive& archive) {
   check_input(index >= 0 && index <= state_->sampler.size(),
               "loading a TorchSampler: expected an index from 0 to {}, found {}",
               state_->sampler.size(), index);
-  *state_ =
-      State{.sampler = state_->sampler, .epoch = epoch, .index = static_cast<std::size_t>(index)};
+  // If the whole epoch was requested, reset() would have gone on to the next one.
+  const bool is_over = index > 0 && index == state_->sampler.size();
+  *state_ = State{.sampler = state_->sampler,
+                  .epoch = is_over ? epoch + 1 : epoch,
+                  .index = is_over ? 0 : static_cast<std::size_t>(index)};
 }
 
 }  // namespace lockstep::data

@@ -111,7 +111,9 @@ std::vector<std::string> lines_of(const ModuleTensors& tensors) {
     all.push_back(tensor);
   }
   for (const auto& [name, tensor] : tensors.buffers) {
-    lines.push_back(describe("buffer", name, tensor));
+    std::string line = describe("buffer", name, tensor);
+    if (gets_gradient(tensor)) line += " with gradient";
+    lines.push_back(std::move(line));
     names.push_back(name);
     all.push_back(tensor);
   }
@@ -256,20 +258,28 @@ struct Inside : torch::nn::Module {
   }
 };
 
+// Calls action(tensor, trains) for each tensor. LibTorch gives no access to a module's own buffers
+// without a copy.
 template <typename Action>
-void for_each_parameter(const torch::nn::Module& module, const Action& action) {
+void for_each_tensor(const torch::nn::Module& module, bool with_buffers, const Action& action) {
   for (const auto& item : Inside::of(module).items())
-    if (item.value().defined()) action(item.value());
-  for (const auto& child : module.children()) for_each_parameter(*child, action);
+    if (item.value().defined()) action(item.value(), item.value().requires_grad());
+  if (with_buffers)
+    for (const auto& item : module.named_buffers(/*recurse=*/false))
+      action(item.value(), gets_gradient(item.value()));
+  for (const auto& child : module.children()) for_each_tensor(*child, with_buffers, action);
 }
 
 }  // namespace
 
 ModuleWatch::ModuleWatch(const torch::nn::Module& module, std::vector<std::string> ignored,
-                         std::string made)
-    : module_(module), ignored_(std::move(ignored)), made_(std::move(made)) {
-  for_each_parameter(module_, [&](const at::Tensor& tensor) {
-    as_made_.emplace_back(tensor.unsafeGetTensorImpl(), tensor.requires_grad());
+                         std::string made, bool with_buffers)
+    : module_(module),
+      ignored_(std::move(ignored)),
+      made_(std::move(made)),
+      with_buffers_(with_buffers) {
+  for_each_tensor(module_, with_buffers_, [&](const at::Tensor& tensor, bool trains) {
+    as_made_.emplace_back(tensor.unsafeGetTensorImpl(), trains);
     known_.push_back(tensor);
   });
 }
@@ -277,10 +287,10 @@ ModuleWatch::ModuleWatch(const torch::nn::Module& module, std::vector<std::strin
 bool ModuleWatch::is_as_made() const {
   std::size_t place = 0;
   bool same = true;
-  for_each_parameter(module_, [&](const at::Tensor& tensor) {
+  for_each_tensor(module_, with_buffers_, [&](const at::Tensor& tensor, bool trains) {
     same = same && place < as_made_.size() &&
            as_made_[place].first == tensor.unsafeGetTensorImpl() &&
-           (as_made_[place].second || !tensor.requires_grad());
+           (as_made_[place].second || !trains);
     ++place;
   });
   return same;
@@ -288,20 +298,22 @@ bool ModuleWatch::is_as_made() const {
 
 void ModuleWatch::check() const {
   if (is_as_made()) return;
-  for (const NamedParameter& parameter : unique_parameters(module_)) {
-    if (is_ignored(parameter, ignored_)) continue;
-    auto known = std::ranges::find(as_made_, parameter.tensor.unsafeGetTensorImpl(),
-                                   [](const Trains& one) { return one.first; });
-    if (known == as_made_.end()) refuse(parameter, "is a new parameter");
-    if (!known->second && parameter.tensor.requires_grad())
-      refuse(parameter, "requires a gradient now and has changed");
-  }
+  for (const NamedParameter& parameter : unique_parameters(module_))
+    check_one(parameter, parameter.tensor.requires_grad(), "parameter");
+  if (!with_buffers_) return;
+  for (const NamedParameter& buffer : unique_buffers(module_))
+    check_one(buffer, gets_gradient(buffer.tensor), "buffer");
 }
 
-void ModuleWatch::refuse(const NamedParameter& parameter, const char* what) const {
-  throw InvalidArgument(
-      formatted("{} {} since {}: the handle does not know it; make the handle after that",
-                parameter.name, what, made_));
+void ModuleWatch::check_one(const NamedParameter& one, bool trains, const char* kind) const {
+  if (is_ignored(one, ignored_)) return;
+  const auto known = std::ranges::find(as_made_, one.tensor.unsafeGetTensorImpl(),
+                                       [](const Trains& made) { return made.first; });
+  const bool is_new = known == as_made_.end();
+  if (!is_new && (known->second || !trains)) return;
+  throw InvalidArgument(formatted(
+      "{} {} since {}: the handle does not know it; make the handle after that", one.name,
+      is_new ? formatted("is a new {}", kind) : "requires a gradient now and has changed", made_));
 }
 
 }  // namespace lockstep::modules

@@ -62,29 +62,33 @@ void check_same_lines(const Group& group, const std::vector<std::string>& lines,
 // view, or the graph of an operation that made one.
 [[nodiscard]] bool is_held_elsewhere(const at::Tensor& tensor, std::span<const at::Tensor> tensors);
 
-// ModuleWatch: detects parameters that a handle does not know.
+// ModuleWatch: detects parameters and buffers that a handle does not know.
 //
 // A module may get parameters after its handle was made, or unfreeze parameters. Their gradients
-// would not be reduced, so each rank would train its own copy.
+// would not be reduced, so each rank would train its own copy. In the same way, a new buffer would
+// not be broadcast, so each rank would keep its own values.
 class ModuleWatch {
  public:
   // `ignored`: the names that the handle ignores. `made`: "since fully_shard() was called", for
-  // messages. The module must outlive this object.
-  ModuleWatch(const torch::nn::Module& module, std::vector<std::string> ignored, std::string made);
+  // messages. `with_buffers`: false if the handle leaves the buffers to each rank. The module must
+  // outlive this object.
+  ModuleWatch(const torch::nn::Module& module, std::vector<std::string> ignored, std::string made,
+              bool with_buffers);
 
-  // Throws InvalidArgument, which names the first such parameter. Not collective; takes about a
-  // microsecond per ten parameters if nothing has changed.
+  // Throws InvalidArgument, which names the first such tensor. Not collective. If nothing has
+  // changed, takes about a microsecond per ten parameters or two buffers.
   void check() const;
 
  private:
   using Trains = std::pair<const at::TensorImpl*, bool>;
 
   [[nodiscard]] bool is_as_made() const;
-  [[noreturn]] void refuse(const NamedParameter& parameter, const char* what) const;
+  void check_one(const NamedParameter& one, bool trains, const char* kind) const;
 
   const torch::nn::Module& module_;
   std::vector<std::string> ignored_;
   std::string made_;
+  bool with_buffers_;
   std::vector<Trains> as_made_;    // in the order of the modules, tied ones repeatedly
   std::vector<at::Tensor> known_;  // keeps those tensors alive
 };

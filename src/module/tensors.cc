@@ -19,13 +19,18 @@
 namespace lockstep::modules {
 namespace {
 
-std::vector<NamedTensor> unique_buffers(const torch::nn::Module& module) {
-  std::vector<NamedTensor> unique;
-  for (const auto& item : module.named_buffers()) {
+// Returns each tensor once, with all of its names.
+std::vector<NamedParameter> each_once(const torch::OrderedDict<std::string, at::Tensor>& tensors) {
+  std::vector<NamedParameter> unique;
+  std::unordered_map<const void*, std::size_t> seen;
+  for (const auto& item : tensors) {
     if (!item.value().defined()) continue;
-    bool known = std::ranges::any_of(
-        unique, [&](const NamedTensor& one) { return one.tensor.is_same(item.value()); });
-    if (!known) unique.push_back({item.key(), item.value()});
+    auto [found, is_new] = seen.emplace(item.value().unsafeGetTensorImpl(), unique.size());
+    if (is_new) {
+      unique.push_back({item.key(), item.value(), {}});
+    } else {
+      unique[found->second].aliases.push_back(item.key());
+    }
   }
   return unique;
 }
@@ -77,6 +82,25 @@ std::vector<at::Tensor> all_of(const ModuleTensors& tensors) {
   return all;
 }
 
+// Removes the ignored tensors from both lists, and returns them.
+std::vector<at::Tensor> take_ignored(std::vector<NamedParameter>& parameters,
+                                     std::vector<NamedParameter>& buffers,
+                                     std::span<const std::string> ignored) {
+  std::vector<std::string> names;
+  for (const auto* list : {&parameters, &buffers})
+    for (const NamedParameter& one : *list)
+      for (std::string& name : names_of(one)) names.push_back(std::move(name));
+  layout::check_patterns("pattern of ignored tensors", ignored, names);
+  std::vector<at::Tensor> taken;
+  for (auto* list : {&parameters, &buffers})
+    std::erase_if(*list, [&](const NamedParameter& one) {
+      if (!is_ignored(one, ignored)) return false;
+      taken.push_back(one.tensor);
+      return true;
+    });
+  return taken;
+}
+
 }  // namespace
 
 std::vector<at::Tensor> ModuleTensors::buffer_tensors() const {
@@ -86,28 +110,15 @@ std::vector<at::Tensor> ModuleTensors::buffer_tensors() const {
 }
 
 ModuleTensors tensors_of(const torch::nn::Module& module, std::span<const std::string> ignored) {
-  ModuleTensors tensors{unique_parameters(module), unique_buffers(module), {}};
-  if (ignored.empty()) return tensors;
-  std::vector<std::string> names;
-  for (const auto& parameter : tensors.parameters)
-    for (std::string& name : names_of(parameter)) names.push_back(std::move(name));
-  const auto buffers = module.named_buffers();  // under all of their names
-  for (const auto& item : buffers) names.push_back(item.key());
-  layout::check_patterns("pattern of ignored tensors", ignored, names);
-  std::erase_if(tensors.parameters, [&](const NamedParameter& one) {
-    if (!is_ignored(one, ignored)) return false;
-    tensors.ignored.push_back(one.tensor);
-    return true;
-  });
-  std::erase_if(tensors.buffers, [&](const NamedTensor& one) {
-    const bool is_left_out = std::ranges::any_of(buffers.items(), [&](const auto& item) {
-      return item.value().is_same(one.tensor) && is_named(item.key(), ignored);
-    });
-    if (!is_left_out) return false;
-    tensors.ignored.push_back(one.tensor);
-    return true;
-  });
+  ModuleTensors tensors{unique_parameters(module), {}, {}};
+  std::vector<NamedParameter> buffers = unique_buffers(module);
+  if (!ignored.empty()) tensors.ignored = take_ignored(tensors.parameters, buffers, ignored);
+  for (const NamedParameter& one : buffers) tensors.buffers.push_back({one.name, one.tensor});
   return tensors;
+}
+
+std::vector<NamedParameter> unique_buffers(const torch::nn::Module& module) {
+  return each_once(module.named_buffers());
 }
 
 std::vector<std::string> names_of(const NamedParameter& parameter) {
@@ -145,6 +156,15 @@ void check_leaf(const std::string& name, const at::Tensor& tensor, std::string_v
         strategy, name);
 }
 
+bool gets_gradient(const at::Tensor& buffer) { return buffer.requires_grad() && buffer.is_leaf(); }
+
+void check_buffer(const std::string& name, const at::Tensor& buffer, std::string_view strategy) {
+  check(!gets_gradient(buffer),
+        "{}: buffer {} requires a gradient, and only those of parameters are reduced: register it "
+        "as a parameter, or call its set_requires_grad(false)",
+        strategy, name);
+}
+
 void check_ordinary(const ModuleTensors& tensors, std::string_view strategy) {
   for (const auto& [name, tensor, aliases] : tensors.parameters) {
     check_one(strategy, "parameter", name, tensor);
@@ -154,7 +174,10 @@ void check_ordinary(const ModuleTensors& tensors, std::string_view strategy) {
           "trained: make it of a clone()",
           strategy, name);
   }
-  for (const auto& [name, tensor] : tensors.buffers) check_one(strategy, "buffer", name, tensor);
+  for (const auto& [name, tensor] : tensors.buffers) {
+    check_one(strategy, "buffer", name, tensor);
+    check_buffer(name, tensor, strategy);
+  }
 }
 
 void check_alone(const ModuleTensors& tensors, std::string_view strategy) {
@@ -229,17 +252,7 @@ at::Tensor box_in_whole(const at::Tensor& whole, const layout::Box& box) {
 namespace lockstep {
 
 std::vector<NamedParameter> unique_parameters(const torch::nn::Module& module) {
-  std::vector<NamedParameter> unique;
-  std::unordered_map<const void*, std::size_t> seen;
-  for (const auto& item : module.named_parameters()) {
-    auto [found, is_new] = seen.emplace(item.value().unsafeGetTensorImpl(), unique.size());
-    if (is_new) {
-      unique.push_back({item.key(), item.value(), {}});
-    } else {
-      unique[found->second].aliases.push_back(item.key());
-    }
-  }
-  return unique;
+  return modules::each_once(module.named_parameters());
 }
 
 std::shared_ptr<torch::nn::Module> ModuleRef::shared(std::string_view caller) const {

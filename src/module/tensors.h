@@ -36,6 +36,9 @@ struct ModuleTensors {
 [[nodiscard]] ModuleTensors tensors_of(const torch::nn::Module& module,
                                        std::span<const std::string> ignored = {});
 
+// Returns the buffers in the order of module.named_buffers(), as unique_parameters() does.
+[[nodiscard]] std::vector<NamedParameter> unique_buffers(const torch::nn::Module& module);
+
 // Returns the names of a tensor, the first one first.
 [[nodiscard]] std::vector<std::string> names_of(const NamedParameter& parameter);
 
@@ -67,6 +70,13 @@ void add_buffer(torch::nn::Module& all, const std::string& path, const at::Tenso
 
 // Throws InvalidArgument for a parameter that no optimizer can train.
 void check_leaf(const std::string& name, const at::Tensor& tensor, std::string_view strategy);
+
+// Returns true if backward() sets .grad of a buffer. A buffer that was computed from parameters
+// requires a gradient, too, but passes it on to them.
+[[nodiscard]] bool gets_gradient(const at::Tensor& buffer);
+
+// Throws InvalidArgument for a buffer that gets_gradient(): strategies reduce those of parameters.
+void check_buffer(const std::string& name, const at::Tensor& buffer, std::string_view strategy);
 
 // Throws InvalidArgument for the first tensor that cannot be sent to other ranks or cannot be
 // trained. If check_same_lines() has passed, all ranks throw the same error or none does.

@@ -80,6 +80,28 @@ TEST(TorchSampler, GoesOnWhereItWasSaved) {
   EXPECT_EQ(one_pass(loader), Sampler(21, second_of_two).order(3));
 }
 
+TEST(TorchSampler, AfterAWholePassALoadGoesOnWithTheNextEpoch) {
+  const Sampler order(21, second_of_two);
+  const auto loader_of = [](const TorchSampler& sampler) {
+    return torch::data::make_data_loader(torch::data::datasets::TensorDataset(at::arange(21)),
+                                         sampler, 4);
+  };
+  TorchSampler first{order};
+  auto loader = loader_of(first);
+  EXPECT_EQ(one_pass(loader), order.order(0));
+
+  TorchSampler second{order};
+  load(second, saved(first));
+  EXPECT_EQ(second.epoch(), 1);
+  EXPECT_EQ(second.index(), 0u);
+  auto resumed = loader_of(second);
+  for (std::int64_t epoch : {1, 2}) {
+    const Indices expected = order.order(epoch);
+    EXPECT_EQ(one_pass(loader), expected) << epoch;
+    EXPECT_EQ(one_pass(resumed), expected) << epoch;
+  }
+}
+
 TEST(TorchSampler, NextEndsWithTheEpoch) {
   TorchSampler sampler{Sampler(5, {.shuffle = false})};
   EXPECT_EQ(sampler.next(3), (Indices{0, 1, 2}));

@@ -81,6 +81,34 @@ TEST(IgnoredTensors, AreFoundByAnyOfTheirNames) {
   }
 }
 
+TEST(Buffers, ThatGetAGradientAreRefused) {
+  const auto model = std::make_shared<torch::nn::LinearImpl>(2, 3);
+  // Its gradient goes on to the weight.
+  model->register_buffer("computed", model->weight.mean(0));
+  modules::check_ordinary(modules::tensors_of(*model), "Strategy");
+  model->register_buffer("scale", at::ones({2}).requires_grad_());
+  const std::string text = message_of<InvalidArgument>(
+      [&] { modules::check_ordinary(modules::tensors_of(*model), "Strategy"); });
+  expect_contains(text, "Strategy: buffer scale requires a gradient");
+  const std::vector<std::string> ignored = {"scale"};
+  modules::check_ordinary(modules::tensors_of(*model, ignored), "Strategy");
+}
+
+TEST(ModuleWatch, NamesNewBuffersThatTheHandleBroadcasts) {
+  const auto model = std::make_shared<torch::nn::Module>();
+  model->register_module("own", torch::nn::Linear(2, 2));
+  model->register_buffer("old", at::zeros({2}));
+  const modules::ModuleWatch with(*model, {"own"}, "it was made", /*with_buffers=*/true);
+  const modules::ModuleWatch without(*model, {"own"}, "it was made", /*with_buffers=*/false);
+  model->named_buffers()["old"].set_data(at::ones({3}));
+  model->named_children()["own"]->register_buffer("ignored", at::zeros({2}));
+  with.check();
+  model->register_buffer("new", at::zeros({2}));
+  expect_contains(message_of<InvalidArgument>([&] { with.check(); }),
+                  "new is a new buffer since it was made");
+  without.check();
+}
+
 INSTANTIATE_TEST_SUITE_P(All, ModuleCheck,
                          testing::ValuesIn(ranks_of({BackendKind::local, BackendKind::shm},
                                                     {1, 2, 3})),

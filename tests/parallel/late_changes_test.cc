@@ -35,6 +35,42 @@ TEST_P(LateChange, ANewParameterIsNamed) {
   });
 }
 
+TEST_P(LateChange, ABufferThatForwardRegistersIsNamed) {
+  run([](BranchesImpl& model, auto& handle, Group) {
+    at::Tensor seen;
+    auto backward = [&](int seed) {
+      const at::Tensor x = values({2, 3}, seed);
+      if (!seen.defined()) seen = model.register_buffer("seen", at::zeros({3}));
+      seen.mul_(0.9).add_(x.mean(0), 0.1);
+      model.forward(x, "abc").sum().backward();
+    };
+    for (int again : {0, 1}) {
+      expect_backward_names([&] { backward(again); }, "seen is a new buffer");
+      expect_error_names([&] { handle.zero_grad(); }, "seen is a new buffer");
+    }
+  });
+}
+
+TEST_P(LateChange, ANewBufferOfALayerIsNamed) {
+  run([](BranchesImpl& model, auto& handle, Group) {
+    model.layers[1]->register_buffer("seen", at::zeros({3}));
+    expect_error_names([&] { handle.zero_grad(); }, "b.seen is a new buffer");
+  });
+}
+
+TEST_P(LateChange, ABufferThatRequiresAGradientNowIsNamed) {
+  run(
+      [](BranchesImpl& model, auto& handle, Group) {
+        at::Tensor scale = model.named_buffers()["scale"];
+        scale.set_requires_grad(true);
+        expect_error_names([&] { handle.zero_grad(); }, "scale requires a gradient now");
+        scale.set_requires_grad(false);
+        handle.zero_grad();
+        model.forward(values({2, 3}, 1), "abc").sum().backward();
+      },
+      [](BranchesImpl& model) { model.register_buffer("scale", at::ones({3})); });
+}
+
 TEST_P(LateChange, ANewModuleIsNamed) {
   run([](BranchesImpl& model, auto& handle, Group) {
     model.register_module("late", torch::nn::Linear(3, 3));
@@ -88,6 +124,23 @@ TEST_P(LateChange, WhatWasFrozenAndTrainsNowIsNamed) {
         model.forward(values({2, 3}, 1), "abc").sum().backward();
       },
       freeze);
+}
+
+TEST(LateBuffers, ThatEachRankKeepsAreNoError) {
+  run_as_threads(2, [](Group group) {
+    auto train = [&](Branches& model, auto&& handle) {
+      const at::Tensor own = at::full({3}, group.rank());
+      at::Tensor late = model->layers[2]->register_buffer("late", own.clone());
+      handle.zero_grad();
+      model->forward(values({2, 3}, 1), "abc").sum().backward();
+      EXPECT_TRUE(late.equal(own));
+    };
+    Branches a, b, c, d;
+    train(a, DistributedDataParallel(a, group, {.broadcast_buffers = false}));
+    train(b, DistributedDataParallel(b, group, {.ignored = {"c"}}));
+    train(c, fully_shard(c, group, {.broadcast_buffers = false}));
+    train(d, fully_shard(d, group, {.ignored = {"c"}}));
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LateChange, testing::ValuesIn(every_strategy()), name_of_strategy);

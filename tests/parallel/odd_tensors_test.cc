@@ -89,6 +89,28 @@ TEST_P(OddTensor, WhatIsOddOnOneRankOnlyIsAMismatch) {
   });
 }
 
+TEST_P(OddTensor, ABufferThatRequiresAGradientIsNamed) {
+  run_as_threads(2, [&](Group group) {
+    auto module = linear();
+    module->register_buffer("scale", at::ones({4}).requires_grad_());
+    at::Tensor before = module->weight.detach().clone();
+    expect_words(message_of<InvalidArgument>([&] { wrap(module, group); }),
+                 {"buffer scale requires a gradient"});
+    EXPECT_TRUE(same_bits(module->weight, before));
+    group.barrier().wait();
+  });
+}
+
+TEST_P(OddTensor, ABufferThatRequiresAGradientOnOneRankOnlyIsAMismatch) {
+  run_as_threads(2, [&](Group group) {
+    auto module = linear();
+    module->register_buffer("scale", at::ones({4}).set_requires_grad(group.rank() == 1));
+    expect_words(message_of<Mismatch>([&] { wrap(module, group); }),
+                 {"buffer scale: Float [4] with gradient"});
+    group.barrier().wait();
+  });
+}
+
 TEST_P(OddTensor, ATrainedParameterWhoseElementsShareMemoryIsNamed) {
   run_as_threads(2, [&](Group group) {
     auto module = linear();

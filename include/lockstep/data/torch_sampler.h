@@ -42,7 +42,8 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
   // Saves and loads the epoch and the position in it. The next pass after load() continues there.
-  // The program supplies the number of samples, seed, world and the other options again: if one
+  // If all samples of the epoch were requested before save(), the next pass is the next epoch. The
+  // program supplies the number of samples, seed, world and the other options again: if one
   // differs, load() throws BadInput that names the first difference, and changes nothing.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;

@@ -104,7 +104,7 @@ class DiLoCoState final : public data_parallel::LocalModelState {
       : LocalModelState(module, ranks, "DiLoCo", describe(options), options.timeout),
         options_(options),
         groups_(data_parallel::averaging_groups(group_, options.pseudo_gradients)),
-        watch_(*module_, {}, "DiLoCo was made") {
+        watch_(*module_, {}, "DiLoCo was made", /*with_buffers=*/false) {
     for (const Group& own : {groups_.all, groups_.inside, groups_.across}) aborts(own);
     auto runs = data_parallel::divide(parameters_, options.fragments);
     for (std::size_t p = 0; p < runs.size(); ++p) {

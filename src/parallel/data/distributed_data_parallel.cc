@@ -227,7 +227,8 @@ class DataParallelState final : public parallel::WholeModuleState, public Joinab
     reducer_ = std::make_shared<BucketReducer>(group_, std::move(trainable), options, waits_);
     step_ = std::make_shared<BackwardStep>(
         group_, reducer_,
-        modules::ModuleWatch(*module_, options.ignored, "DistributedDataParallel was made"),
+        modules::ModuleWatch(*module_, options.ignored, "DistributedDataParallel was made",
+                             options.broadcast_buffers),
         std::move(buffers),
         parallel::StepOptions{
             .strategy = "DistributedDataParallel",

@@ -108,6 +108,7 @@ class WorkerKeys {
     layout::check_patterns("pattern of parameters by rows", by_rows, names);
     for (const NamedTensor& buffer : tensors.buffers) {
       check_sendable("buffer", buffer.name, buffer.tensor);
+      modules::check_buffer(buffer.name, buffer.tensor, "parameter server");
       add_constant(buffer.name, buffer.tensor);
     }
   }
@@ -187,7 +188,7 @@ class Worker::Impl {
   Impl(std::shared_ptr<torch::nn::Module> module, const Meeting& meeting, std::optional<int> number,
        const WorkerOptions& options)
       : module_(std::move(module)),
-        watch_(*module_, {}, "the worker was made"),
+        watch_(*module_, {}, "the worker was made", /*with_buffers=*/false),
         keys_(*module_, options.by_rows),
         servers_(meeting, number, keys_.keys()) {
     say_hello();

@@ -75,7 +75,8 @@ class ShardedState final : public HandleState, public Joinable {
     if (options_.broadcast_buffers) buffers = tensors.buffer_tensors();
     step = std::make_shared<parallel::BackwardStep>(
         groups->whole, reducer,
-        modules::ModuleWatch(*module, options_.ignored, "fully_shard() was called"),
+        modules::ModuleWatch(*module, options_.ignored, "fully_shard() was called",
+                             options_.broadcast_buffers),
         std::move(buffers),
         parallel::StepOptions{.strategy = "fully_shard()",
                               .find_unused_parameters = options_.find_unused_parameters,

@@ -162,7 +162,8 @@ void TensorParallelState::attach_all() {
     connect(sharded_[i], marks_, divided[i]);
   }
   watch_ = std::make_shared<const modules::ModuleWatch>(*module_, std::vector<std::string>(),
-                                                        "parallelize() was called");
+                                                        "parallelize() was called",
+                                                        /*with_buffers=*/true);
   marks_->watch(watch_);
   start_clock();
 }

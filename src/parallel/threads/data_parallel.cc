@@ -122,7 +122,7 @@ class ReplicaState final : public parallel::WholeModuleState {
         model_(std::move(model)),
         team_(std::move(devices)),
         replicas_(make_replicas(model_, team_.devices(), options)),
-        watch_(*model_, {}, "DataParallel was made") {
+        watch_(*model_, {}, "DataParallel was made", options.broadcast_buffers) {
     modules::ModuleTensors tensors = modules::tensors_of(*model_);
     parameters_ = tensors.parameters;
     for (const NamedParameter& parameter : tensors.parameters) names_.push_back(parameter.name);

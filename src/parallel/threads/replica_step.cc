@@ -70,8 +70,10 @@ void check_model(const modules::ModuleTensors& tensors, c10::Device device) {
           "DataParallel: {} belongs to another handle, which reduces its gradients already",
           parameter.name);
   }
-  for (const NamedTensor& buffer : tensors.buffers)
+  for (const NamedTensor& buffer : tensors.buffers) {
     check_tensor("buffer", buffer.name, buffer.tensor, device);
+    modules::check_buffer(buffer.name, buffer.tensor, "DataParallel");
+  }
 }
 
 std::shared_ptr<torch::nn::Module> cloned(const torch::nn::Module& model) {

@@ -132,6 +132,23 @@ TEST(ServersOfRows, ASparseGradientNeedsRows) {
   });
 }
 
+TEST(ServerErrors, ABufferThatRequiresAGradientIsNamed) {
+  Servers place(1, 1, "shm", {.optimizer = plain_sgd(0.1)});
+  place.run([&](int number) {
+    torch::nn::Linear model(3, 2);
+    at::Tensor scale = model->register_buffer("scale", at::ones({2}).requires_grad_());
+    auto refused = [&] { ps::Worker worker(model, place.meeting(), number); };
+    expect_contains(message_of<InvalidArgument>(refused),
+                    "parameter server: buffer scale requires a gradient");
+    scale.set_requires_grad(false);
+    ps::Worker worker(model, place.meeting(), number);
+    model->register_buffer("late", at::ones({2}));  // local to each worker, as other buffers
+    model->forward(values({1, 3}, 1)).sum().backward();
+    worker.push();
+    worker.pull();
+  });
+}
+
 // Its gradient would never be pushed.
 TEST(ServerErrors, WhatIsUnfrozenLaterIsNamed) {
   Servers place(1, 1, "shm", {.optimizer = plain_sgd(0.1)});

@@ -207,6 +207,16 @@ TEST_P(Parallelize, WhatTrainsLaterIsNamed) {
   });
 }
 
+TEST_P(Parallelize, ABufferThatIsRegisteredLaterIsNamed) {
+  run([&](Group group) {
+    auto model = made_alike(wide_mlp, at::kDouble);
+    auto tp = cut_layers(model, group, mlp_plan);
+    model->register_buffer("late", at::ones({3}));
+    expect_refused([&] { tp.zero_grad(); },
+                   {"late is a new buffer", "since parallelize() was called"});
+  });
+}
+
 // Each of the parameters would get its own memory, and their values would differ later.
 TEST_P(Parallelize, ParametersThatShareMemoryAreRefused) {
   run([&](Group group) {

@@ -147,6 +147,35 @@ TEST(Replicas, ChangesOfTheModelAreNoticed) {
   expect_contains(refusal(), "1.weight");
 }
 
+TEST(Replicas, BuffersThatWouldDifferAreNamed) {
+  torch::nn::Linear model(2, 2);
+  auto loss = [](torch::nn::Linear& net, const at::Tensor& x) {
+    if (!net->named_buffers().contains("seen")) net->register_buffer("seen", x.mean(0));
+    return net->forward(x).sum();
+  };
+  {
+    DataParallel dp(model, two());
+    dp.backward(loss, at::ones({2, 2}));
+    for (int again = 0; again < 2; ++again) {
+      expect_contains(message_of<InvalidArgument>([&] {
+                        dp.backward(loss, at::ones({2, 2}));
+                      }),
+                      "seen is a new buffer since DataParallel was made");
+      expect_contains(message_of<InvalidArgument>([&] { dp.zero_grad(); }), "seen is a new buffer");
+    }
+  }
+  torch::nn::Linear other(2, 2);
+  DataParallel dp(other, two(), {.broadcast_buffers = false});
+  for (int again = 0; again < 2; ++again) dp.backward(loss, at::ones({2, 2}));
+}
+
+TEST(Replicas, ABufferThatRequiresAGradientIsRefused) {
+  torch::nn::Linear model(2, 2);
+  model->register_buffer("scale", at::ones({2}).requires_grad_());
+  expect_contains(message_of<InvalidArgument>([&] { DataParallel dp(model, two()); }),
+                  "DataParallel: buffer scale requires a gradient");
+}
+
 TEST(Replicas, AnotherHandlesParametersAreRefused) {
   torch::nn::Linear model(2, 2);
   DistributedDataParallel ddp(model, Group());

@@ -33,9 +33,10 @@
 // set_data(), to(dtype) and load() between steps all take effect at the next backward(); changes of
 // dtypes or sizes must happen on every rank.
 //
-// If the module has gained a parameter, or a frozen parameter requires grad now, the next
-// backward() or zero_grad() throws InvalidArgument, which names it: construct the handle after such
-// changes.
+// If the module has gained a parameter or a buffer, or a frozen parameter requires grad now, the
+// next backward() or zero_grad() throws InvalidArgument, which names it: construct the handle after
+// such changes. If forward() registers a buffer (a cache, a mask), call it once before that, or
+// keep the tensor as a plain member. With broadcast_buffers = false, new buffers are no error.
 //
 // Errors of backward(): ReductionFailed (see below), and the group's PeerLost, Timeout, Mismatch
 // and Aborted. After any of these errors, gradients are undefined until zero_grad(). After
@@ -119,8 +120,10 @@ class [[nodiscard]] DistributedDataParallel : public Handle {
 
   // Collective. Checks that all ranks have the same parameters and buffers (names, sizes, dtypes,
   // requires_grad, in the same order) and options; otherwise throws Mismatch on every rank, which
-  // names the first difference, and changes nothing. Then broadcasts rank 0's values. The module
-  // keeps its tensors. On a mesh, gradients are averaged over all of its ranks.
+  // names the first difference, and changes nothing. Throws InvalidArgument for a tensor that
+  // cannot be broadcast and for a buffer that requires grad, unless `ignored` matches it. Then
+  // broadcasts rank 0's values. The module keeps its tensors. On a mesh, gradients are averaged
+  // over all of its ranks.
   DistributedDataParallel(const ModuleRef& module, const Ranks& ranks, const Options& options = {});
 };
 

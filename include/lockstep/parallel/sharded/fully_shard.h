@@ -31,9 +31,9 @@
 // In-place writes to them (p.mul_(0.9), nn::init) are kept: every rank's shard takes its part of
 // that rank's result.
 //
-// If the module has gained a parameter, or a frozen parameter requires grad now, the next
-// backward() or zero_grad() throws InvalidArgument, which names it: construct the handle after such
-// changes.
+// If the module has gained a parameter or a buffer, or a frozen parameter requires grad now, the
+// next backward() or zero_grad() throws InvalidArgument, which names it: construct the handle after
+// such changes. Buffers that forward() registers are treated as with DistributedDataParallel.
 //
 // An optimizer, or the program, writes slices. If parameters were used between backward() and the
 // write (an evaluation), then either all ranks must write a slice, or no rank may: otherwise, ranks
@@ -255,8 +255,8 @@ class [[nodiscard]] ShardedModule : public Handle {
 // the module, or its memory is held outside of the module (by a view, or by the graph of an earlier
 // forward()), throws InvalidArgument, which names the parameter, on every rank, and changes
 // nothing. A tensor that is registered under two names is allowed, and stays tied. Raw pointers to
-// the memory cannot be detected. Sparse, quantised and nested tensors are refused by name, too,
-// unless ShardOptions::ignored matches them.
+// the memory cannot be detected. Sparse, quantised and nested tensors, and buffers that require
+// grad, are refused by name, too, unless ShardOptions::ignored matches them.
 ShardedModule fully_shard(const ModuleRef& module, const Ranks& ranks,
                           const ShardOptions& options = {});
 

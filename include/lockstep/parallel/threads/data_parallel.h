@@ -120,7 +120,8 @@ struct DataParallelOptions {
   std::function<std::shared_ptr<torch::nn::Module>()> make_replica = {};
   // If true, each backward() and forward() begins by copying the first device's buffers (running
   // means and the like) to all others. If false, each device keeps its own buffers after
-  // construction.
+  // construction. If true and the model has gained a buffer since construction, they throw
+  // InvalidArgument, which names the buffer.
   bool broadcast_buffers = true;
 };
 
@@ -191,7 +192,8 @@ class [[nodiscard]] DataParallel : public DataParallelBase {
   // The model's tensors are on the first device and stay the model's own. Throws InvalidArgument,
   // in one line: as check_devices(); if tensors are on another device than the first; if a model
   // cannot be cloned and there is no make_replica; if a replica's parameters or buffers differ from
-  // the model's; for sharded parameters, or those of another handle.
+  // the model's; for sharded parameters, or those of another handle; for a buffer that requires
+  // grad.
   DataParallel(Model model, std::vector<ComputeDevice> devices,
                const DataParallelOptions& options = {})
       : DataParallelBase(Type::module_of(model), std::move(devices), options) {
