@@ -1,6 +1,7 @@
 #include "dispatch/lazy_storage.h"
 
 #include "base/check.h"
+#include "base/mutex.h"
 
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
@@ -10,6 +11,7 @@
 #include <cstddef>
 #include <typeinfo>
 #include <utility>
+#include <vector>
 
 namespace lockstep::dispatch {
 namespace {
@@ -32,6 +34,24 @@ class LazyStorageImpl final : public c10::StorageImpl {
     record.reset();
     c10::StorageImpl::release_resources();
   }
+
+  void add_follower(const c10::Storage& storage) {
+    Lock lock(mutex_);
+    std::erase_if(followers_, [](const auto& one) { return one.expired(); });
+    followers_.push_back(storage.getWeakStorageImpl());
+  }
+  // Returns the lazy storages whose memory is that of this one.
+  [[nodiscard]] std::vector<c10::intrusive_ptr<c10::StorageImpl>> followers() {
+    std::vector<c10::intrusive_ptr<c10::StorageImpl>> alive;
+    Lock lock(mutex_);
+    for (const auto& one : followers_)
+      if (auto follower = one.lock()) alive.push_back(std::move(follower));
+    return alive;
+  }
+
+ private:
+  Mutex mutex_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> followers_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 LazyStorageImpl* impl_of(const c10::TensorImpl& tensor) {
@@ -60,6 +80,12 @@ void allow_access(c10::StorageImpl& storage) { storage.clear_data_ptr_access_err
 
 void drop_buffer(void* buffer) { delete static_cast<at::Tensor*>(buffer); }
 
+// Returns null if no buffer is attached.
+const at::Tensor* buffer_in(const at::DataPtr& data) {
+  return data.get_deleter() == &drop_buffer ? static_cast<const at::Tensor*>(data.get_context())
+                                            : nullptr;
+}
+
 }  // namespace
 
 LazyStorage::LazyStorage(std::int64_t bytes, c10::Device device, std::weak_ptr<StorageOwner> owner,
@@ -81,7 +107,11 @@ at::Tensor place_in(const c10::Storage& storage, c10::ScalarType dtype, std::int
   return tensor;
 }
 
-void LazyStorage::attach(const at::Tensor& buffer) { attach(impl(), buffer); }
+void LazyStorage::attach(const at::Tensor& buffer) {
+  attach(impl(), buffer);
+  if (LazyStorageImpl* other = impl_of(*buffer.unsafeGetTensorImpl()))
+    other->add_follower(storage_);
+}
 
 void LazyStorage::attach(c10::StorageImpl& storage, const at::Tensor& buffer) {
   check(buffer.nbytes() >= storage.nbytes(), "lazy storage: expected {} bytes, found {}",
@@ -92,6 +122,9 @@ void LazyStorage::attach(c10::StorageImpl& storage, const at::Tensor& buffer) {
   if (data == nullptr) data = &nothing;
   storage.set_data_ptr_noswap(at::DataPtr(data, kept.release(), &drop_buffer, storage.device()));
   allow_access(storage);
+  for (const auto& follower : static_cast<LazyStorageImpl&>(storage).followers())
+    if (const at::Tensor* own = buffer_in(follower->_mutable_data_ptr_no_checks()))
+      attach(*follower, *own);
 }
 
 void LazyStorage::detach() { detach(impl(), released_); }
@@ -102,9 +135,8 @@ void LazyStorage::detach(c10::StorageImpl& storage, std::string_view released) {
 }
 
 at::Tensor LazyStorage::buffer_of(const c10::StorageImpl& storage) {
-  const at::DataPtr& data = storage.data_ptr();
-  return data.get_deleter() == &drop_buffer ? *static_cast<const at::Tensor*>(data.get_context())
-                                            : at::Tensor();
+  const at::Tensor* buffer = buffer_in(storage.data_ptr());
+  return buffer == nullptr ? at::Tensor() : *buffer;
 }
 
 void LazyStorage::explain(std::string text) {

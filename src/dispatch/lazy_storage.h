@@ -15,6 +15,7 @@
 #include <c10/core/Storage.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -91,7 +92,9 @@ class LazyStorage {
     return place_in(storage_, dtype, offset, sizes, strides, c10::DispatchKeySet(key_));
   }
 
-  // Attaches the memory of `buffer`, which must be large enough, and keeps it alive.
+  // Attaches the memory of `buffer`, which must be large enough, and keeps it alive. If `buffer` is
+  // in another lazy storage, this storage follows it: if other memory is attached to that storage
+  // later, this one gets it too.
   void attach(const at::Tensor& buffer);
   void detach();
   // For callers without the LazyStorage, which may have been destroyed.
@@ -105,8 +108,9 @@ class LazyStorage {
   void explain(std::string text);
 
   [[nodiscard]] bool holds(const at::Tensor& tensor) const;
-  // Returns true if a tensor uses the storage.
-  [[nodiscard]] bool is_used() const { return storage_.use_count() > 1; }
+  // Returns the number of tensors that use the storage, including buffers of other lazy storages.
+  [[nodiscard]] std::size_t uses() const { return storage_.use_count() - 1; }
+  [[nodiscard]] bool is_used() const { return uses() > 0; }
 
  private:
   c10::Storage storage_;

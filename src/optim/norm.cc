@@ -200,10 +200,15 @@ class CombinedNumber {
 
   [[nodiscard]] double of_all_ranks() const {
     double all = whole_;
+    std::vector<Divided> divided = divided_;
+    // A rank's own parameters (ShardOptions::ignored) may overflow on one rank alone, and all ranks
+    // must skip the step. If all ranks have the parameters, the number is counted several times,
+    // which changes neither a maximum nor a number that is not finite.
+    if (!divided.empty() && (largest_ || !std::isfinite(whole_))) put(divided[0].number, whole_);
     // The ranks of a pipeline may have different numbers of shard groups, all with the same last
     // ranks.
     std::vector<Divided> last;
-    for (const auto& [ranks, number] : divided_) {
+    for (const auto& [ranks, number] : divided) {
       const double inside = largest_ ? ranks->largest_inside(number) : ranks->sum_inside(number);
       auto found = std::ranges::find(last, ranks->last_ranks(),
                                      [](const Divided& one) { return one.ranks->last_ranks(); });

@@ -1,10 +1,11 @@
-// Collectives on tensors in a lazy storage.
+// Collectives on tensors in a lazy storage, and lazy storages over one another.
 #include "dispatch/lazy_storage.h"
 
 #include "dispatch/key.h"
 
 #include <lockstep/comm/local.h>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
@@ -56,6 +57,25 @@ TEST(LazyStorage, ThreadsCompleteACollectiveWithoutTheLockOfAnotherRanksStorage)
     EXPECT_TRUE(memory.equal(at::full({4}, 2.0)));
     EXPECT_TRUE(next.equal(at::full({4}, 2.0)));
   });
+}
+
+// As the gradient of a pipeline's parameter, which lies in the storage of a shard's gradient.
+TEST(LazyStorage, AStorageOverAnotherOneFollowsIt) {
+  const auto made_over = [](const at::Tensor& memory) {
+    LazyStorage storage(static_cast<std::int64_t>(memory.nbytes()), c10::kCPU,
+                        std::weak_ptr<StorageOwner>(), key(), "released");
+    storage.attach(memory);
+    return storage;
+  };
+  const auto plain_in = [](const LazyStorage& storage) {
+    return at::empty({0}).set_(storage.storage(), 0, {4}, {1});
+  };
+  LazyStorage first = made_over(at::ones({4}));
+  const LazyStorage second = made_over(plain_in(first)), third = made_over(plain_in(second));
+  const at::Tensor tensor = third.place(at::kFloat, 1, {3}, {1});
+  EXPECT_EQ(first.uses(), 1U);
+  first.attach(at::full({4}, 2.0));
+  EXPECT_TRUE(tensor.equal(at::full({3}, 2.0)));
 }
 
 }  // namespace

@@ -2,9 +2,14 @@
 #include "base/format.h"
 #include "parallel/sharded/support.h"
 
+#include <lockstep/optim/adamw.h>
+#include <lockstep/optim/grad_scaler.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 
 #include <ATen/ops/eye.h>
+
+#include <limits>
+#include <optional>
 
 namespace lockstep {
 namespace {
@@ -102,6 +107,25 @@ TEST(IgnoredTensors, AreNotSharded) {
           auto state = sharded.state_dict();
           sharded.load_state_dict(state);
         });
+}
+
+TEST(IgnoredTensors, AnOverflowInOneOfThemSkipsTheStepOnAllRanks) {
+  for (const bool clips : {false, true})
+    run_as_threads(3, [&](Group group) {
+      Expert expert(group.rank());
+      auto sharded = fully_shard(expert, group, {.ignored = own_ones()});
+      std::vector<at::Tensor> all = sharded.parameters();
+      for (const at::Tensor& parameter : expert->own->parameters()) all.push_back(parameter);
+      optim::AdamW adamw(all, torch::optim::AdamWOptions(0.01));
+      optim::GradScaler scaler({.initial_scale = 64});
+      scaler.scale(expert->forward(values({3, 4}, group.rank()))).backward();
+      if (group.rank() == 1)
+        expert->own->bias.mutable_grad().fill_(std::numeric_limits<float>::infinity());
+      const auto largest = clips ? std::optional(1.0) : std::nullopt;
+      EXPECT_FALSE(scaler.step(adamw, {.clip_norm = largest}).stepped);
+      scaler.update();
+      EXPECT_EQ(scaler.current_scale(), 32);
+    });
 }
 
 TEST(IgnoredTensors, PatternsThatNameNothingAreErrors) {

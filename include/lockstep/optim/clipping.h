@@ -9,7 +9,9 @@
 // Parameters may be sharded. For slices made by fully_shard(), which are parts of a parameter
 // (lockstep/dispatch/part.h), the norm is that of the whole gradients, equal on all ranks, and the
 // call is collective over these ranks. One call may mix slices of several handles with parameters
-// that every rank has whole; each parameter is counted once.
+// that every rank has whole; each parameter is counted once. The gradients of the latter must be
+// equal on all ranks: with a rank's own parameters (ShardOptions::ignored), each rank would get
+// another norm, so clip them apart.
 //
 // Gradients of global parameters (lockstep/global/tensor.h) are first redistributed to the
 // placements of their parameters. The norm is the norm of the whole gradients, and the call is

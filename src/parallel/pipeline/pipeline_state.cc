@@ -373,7 +373,8 @@ void OwnParameters::give_gradients() {
     at::Tensor& own = parameters_[i].tensor.mutable_grad();
     at::Tensor& given = parts_[i].tensor.mutable_grad();
     const bool is_there = dispatch::has_gradient(parameters_[i].tensor);
-    if (is_there) dispatch::bring(own, "step() of a pipeline", /*writes=*/false);
+    if (is_there && !dispatch::has_memory(own))
+      dispatch::bring(own, "step() of a pipeline", /*writes=*/false);
     given = is_there ? as_part(own, i) : own;
     if (is_there && parameters_[i].shard_group == nullptr) own = given;
     remember(own, i);

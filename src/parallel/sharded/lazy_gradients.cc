@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <utility>
 
 namespace lockstep::sharded {
@@ -159,6 +160,37 @@ class AbsentGradients::Refusal final : public dispatch::ZeroWatch {
   bool of_module_;
 };
 
+// The owner of an average in a slice's .grad. While a later gradient is kept in the module, the
+// average lacks it, and may only be cleared.
+class AbsentGradients::Watch final : public dispatch::ZeroWatch {
+ public:
+  Watch(NamedParameter parameter, at::Tensor slice)
+      : ZeroWatch(slice.numel()), parameter_(std::move(parameter)), slice_(std::move(slice)) {}
+
+  void pin(const dispatch::StorageUse& use) override {
+    if (use.operation != "aten::zero_" && use.operation != "aten::detach_" && lacks_gradient())
+      throw InvalidArgument(formatted(
+          "{}: the gradient of {} from the last backward() inside no_sync() is not averaged yet: "
+          "call backward() outside no_sync() first, or zero_grad()",
+          use.operation, parameter_.name));
+    const std::uint64_t before = zeros();
+    ZeroWatch::pin(use);
+    if (zeros() != before) is_kept_ = false;
+  }
+
+  void set_kept(bool is_kept) { is_kept_ = is_kept; }
+
+ private:
+  // The program may have cleared either gradient itself.
+  [[nodiscard]] bool lacks_gradient() const {
+    return is_kept_ && slice_.grad().defined() && dispatch::has_gradient(parameter_.tensor);
+  }
+
+  const NamedParameter parameter_;
+  const at::Tensor slice_;
+  std::atomic<bool> is_kept_ = false;
+};
+
 AbsentGradients::One AbsentGradients::made(const at::Tensor& like, bool of_module,
                                            const std::string& text) const {
   auto owner = std::make_shared<Refusal>(text, of_module, like.numel());
@@ -185,7 +217,7 @@ AbsentGradients::AbsentGradients(const Unit& unit) : unit_(unit) {
              formatted("there is no gradient of {} yet: no backward() outside no_sync() since the "
                        "last zero_grad()",
                        name)));
-    watches_.push_back(std::make_shared<dispatch::ZeroWatch>(unit.slices()[i].numel()));
+    watches_.push_back(std::make_shared<Watch>(unit.parameters()[i], unit.slices()[i]));
     kept_.emplace_back();
     put_in_module(i);
     hooks_.push_back(tensor.register_hook(
@@ -209,7 +241,12 @@ AbsentGradients::~AbsentGradients() {
 
 void AbsentGradients::put_in_module(std::size_t i) {
   unit_.parameters()[i].tensor.mutable_grad() = of_module_[i].tensor;
-  kept_[i] = {};
+  set_kept(i, std::nullopt);
+}
+
+void AbsentGradients::set_kept(std::size_t i, const std::optional<Kept>& kept) {
+  kept_[i] = kept;
+  watches_[i]->set_kept(kept.has_value());
 }
 
 void AbsentGradients::leave_in_module(int i) {
@@ -228,21 +265,23 @@ void AbsentGradients::keep(int i) {
   Lock lock(mutex_);
   leave_in_slice(i);
   watch_slice(place);
-  kept_[place] = Kept{of_slices_[place].owner->zeros(), watches_[place]->zeros()};
+  set_kept(place, Kept{of_slices_[place].owner->zeros(), watches_[place]->zeros()});
 }
 
 void AbsentGradients::forget(int i) {
   Lock lock(mutex_);
-  kept_[static_cast<std::size_t>(i)] = {};
+  set_kept(static_cast<std::size_t>(i), std::nullopt);
 }
 
-// The same memory in a storage of its own, whose owner sees zero_().
+// The same memory in a storage of its own, whose owner sees its uses. The owner is new, because the
+// program may hold an earlier gradient, which is complete.
 void AbsentGradients::watch_slice(std::size_t i) {
   const at::Tensor& slice = unit_.slices()[i];
   at::Tensor& gradient = slice.mutable_grad();
   if (gradient.layout() != at::kStrided || !dispatch::has_gradient(slice)) return;
   if (dispatch::owner_of(*gradient.unsafeGetTensorImpl()) == watches_[i]) return;
   dispatch::bring(gradient, "backward() inside no_sync()", /*writes=*/false);
+  watches_[i] = std::make_shared<Watch>(unit_.parameters()[i], slice);
   gradient = dispatch::as_part(dispatch::values_of(gradient.detach()).contiguous(), unit_.parts(),
                                unit_.owned()[i].offset, unit_.settings().key, watches_[i]);
 }

@@ -97,7 +97,8 @@ class LazyGradients {
 // An optimizer holds the slices, so its own zero_grad() cannot reach a gradient that a backward()
 // inside no_sync() has left in the module. So this object watches the gradient of the slice, or its
 // placeholder: if that is reset or zeroed, the gradient in the module is dropped before its next
-// use.
+// use. While a gradient is kept, an earlier average in the slice is not the gradient of a step, so
+// its other uses throw InvalidArgument, too.
 //
 // BackwardStep holds its mutex during all calls, except that the hook runs in the engine's threads.
 
@@ -116,7 +117,8 @@ class AbsentGradients {
   // Sets .grad of slice i to a placeholder, unless it has a gradient.
   void leave_in_slice(int i);
 
-  // Call when a gradient of parameter i stays in the module.
+  // Call when a gradient of parameter i stays in the module. Until it is dropped or taken, a use of
+  // the gradient of slice i throws.
   void keep(int i);
   // Drops this gradient if that of slice i was reset or zeroed since keep().
   void drop_if_cleared(int i);
@@ -125,6 +127,7 @@ class AbsentGradients {
 
  private:
   class Refusal;
+  class Watch;
   struct One {
     std::shared_ptr<Refusal> owner;
     at::Tensor tensor;
@@ -137,13 +140,15 @@ class AbsentGradients {
   };
   [[nodiscard]] bool is_cleared(std::size_t i) const LOCKSTEP_REQUIRES(mutex_);
   void put_in_module(std::size_t i) LOCKSTEP_REQUIRES(mutex_);
-  void watch_slice(std::size_t i);
+  void set_kept(std::size_t i, const std::optional<Kept>& kept) LOCKSTEP_REQUIRES(mutex_);
+  void watch_slice(std::size_t i) LOCKSTEP_REQUIRES(mutex_);
 
   const Unit& unit_;
   std::vector<One> of_module_;
   std::vector<One> of_slices_;
-  std::vector<std::shared_ptr<dispatch::ZeroWatch>> watches_;  // of gradients of slices
   Mutex mutex_;
+  // The owners of the slices' gradients, once keep() has seen them.
+  std::vector<std::shared_ptr<Watch>> watches_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<std::optional<Kept>> kept_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<unsigned> hooks_;
 };

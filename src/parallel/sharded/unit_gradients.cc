@@ -5,13 +5,12 @@
 #include "dispatch/part.h"
 #include "parallel/bucket.h"
 
-#include <lockstep/dispatch/part.h>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -82,6 +81,7 @@ class StoredAverages final : public Averages {
       : Averages(unit, buffer), is_in_buffer_(is_in_buffer) {}
 
   void begin() override {
+    if (!is_in_buffer_ && is_held()) leave_memory();
     if (!storage_) make_storage();
     arrived_ = buffer_.own_part();
     // One copy from a device, for which the host waits once, instead of one per parameter.
@@ -97,18 +97,12 @@ class StoredAverages final : public Averages {
   }
   at::Tensor values(int i) override { return part_of(arrived_, i).to(unit_.dtype()); }
   void leave_buffer() override {
-    if (!is_in_buffer_) return;
-    for (int i = 0; i < static_cast<int>(unit_.slices().size()); ++i) {
-      at::Tensor& gradient = unit_.slices()[static_cast<std::size_t>(i)].mutable_grad();
-      if (!hold(gradient)) continue;
-      gradient = dispatch::as_part(dispatch::values_of(gradient.detach()).clone(), unit_.parts(),
-                                   slice(i).offset, unit_.settings().key);
-    }
+    if (!is_in_buffer_ || !storage_ || !storage_->is_used()) return;
+    storage_->attach(memory_.clone());
+    leave_memory();
   }
   void drop() override {
-    if (is_in_buffer_ || is_offloaded()) return;
-    memory_.reset();
-    storage_.reset();
+    if (!is_in_buffer_ && !is_offloaded()) leave_memory();
   }
   [[nodiscard]] std::int64_t bytes() const override {
     if (is_in_buffer_ || is_offloaded() || !memory_.defined()) return 0;
@@ -116,7 +110,9 @@ class StoredAverages final : public Averages {
   }
   // Compares memory, because a pipeline makes other storages over it.
   [[nodiscard]] bool hold(const at::Tensor& gradient) const override {
-    if (!storage_ || !gradient.defined() || !dispatch::has_memory(gradient)) return false;
+    if (!storage_ || !gradient.defined() || !gradient.has_storage() ||
+        !dispatch::has_memory(gradient))
+      return false;
     const auto* at = static_cast<const std::byte*>(gradient.const_data_ptr());
     const auto* begin = static_cast<const std::byte*>(memory_.const_data_ptr());
     return gradient.numel() > 0 && at >= begin && at < begin + memory_.nbytes();
@@ -125,6 +121,19 @@ class StoredAverages final : public Averages {
  private:
   [[nodiscard]] bool is_offloaded() const {
     return !is_in_buffer_ && unit_.settings().offload != nullptr;
+  }
+  // Returns true if tensors other than the .grad of the slices use the memory.
+  [[nodiscard]] bool is_held() const {
+    if (!storage_) return false;
+    const auto own = std::ranges::count_if(unit_.slices(), [this](const at::Tensor& tensor) {
+      return storage_->holds(tensor.grad()) || hold(tensor.grad());
+    });
+    return storage_->uses() > static_cast<std::size_t>(own);
+  }
+  // Leaves the memory to the tensors that use it.
+  void leave_memory() {
+    memory_.reset();
+    storage_.reset();
   }
   void make_storage() {
     memory_ = is_in_buffer_ ? buffer_.own_part() : new_memory();

@@ -72,6 +72,9 @@ class GradientBuffer {
 //                    elements at a time: averages in fewer bits than the parameters, and those of
 //                    reduce_in_step
 //
+// As in LibTorch, an average that the program holds (`auto gradient = slice.grad()`) keeps its
+// values after zero_grad(): later averages get other memory.
+//
 // Not thread-safe: BackwardStep holds its mutex.
 class Averages {
  public:
@@ -91,6 +94,7 @@ class Averages {
   [[nodiscard]] virtual at::Tensor values(int i) = 0;
 
   // Call before the buffer is filled again: moves earlier averages that are still used out of it.
+  // Their tensors stay the same.
   virtual void leave_buffer() {}
   // Releases memory that is no longer needed.
   virtual void drop() {}

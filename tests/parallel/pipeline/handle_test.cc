@@ -369,7 +369,34 @@ TEST(PipelineOnAMesh, GradientsOnShardsAddUpOverSteps) {
         }
         step(1);
         expect_sum("no_sync() ");
+        {
+          const NoSync scope = pipeline.no_sync();
+          step(0);
+        }
+        EXPECT_THROW((void)pipeline.clip_grad_norm(1), InvalidArgument);  // not averaged yet
       });
+}
+
+TEST(PipelineOnAMesh, AGradientThatIsHeldKeepsItsValues) {
+  for (ShardLevel level : {ShardLevel::optimizer, ShardLevel::gradients, ShardLevel::full})
+    run_group(BackendKind::local, 4, [&](Group world) {
+      ParallelModel pipeline =
+          parallelize(blocks(block_count), Mesh(world, {{"pp", 2}, {"fsdp", 2}}),
+                      {.shard = {.level = level}, .micro_batches = 3});
+      torch::optim::SGD sgd(pipeline.parameters(), 0.1);
+      Tensors held, expected;
+      for (int number = 0; number < 4; ++number) {
+        const PipedBatch batch = piped_batch(8, 2 * number + pipeline.data().rank());
+        (void)pipeline.step(batch.inputs, batch.targets, squared_error);
+        for (const at::Tensor& parameter : pipeline.parameters()) {
+          held.push_back(parameter.grad());
+          expected.push_back(dispatch::values_of(parameter.grad()).clone());
+        }
+        number < 2 ? sgd.zero_grad() : pipeline.zero_grad();
+      }
+      for (std::size_t i = 0; i < held.size(); ++i)
+        expect_same_bits(held[i], expected[i], std::to_string(i));
+    });
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, PipelineHandle,

@@ -271,6 +271,10 @@ TEST_P(ShardedEdgeCase, TwoReducedBackwardsAddUp) {
   });
 }
 
+TEST_P(ShardedEdgeCase, AGradientThatIsHeldKeepsItsValues) {
+  run([](Pair& pair, Group) { expect_held_gradients_stay(pair); });
+}
+
 TEST_P(ShardedEdgeCase, EvaluationBetweenBackwardAndStep) {
   run([](Pair& pair, Group group) {
     auto ours = momentum()(pair.sharded->parameters());

@@ -3,6 +3,7 @@
 #include "parallel/sharded/pair.h"
 
 #include <lockstep/optim/adamw.h>
+#include <lockstep/optim/grad_scaler.h>
 #include <lockstep/parallel/data/diloco.h>
 #include <lockstep/parallel/data/distributed_data_parallel.h>
 #include <lockstep/parallel/data/local_sgd.h>
@@ -118,6 +119,38 @@ TEST_P(ShardedMisuse, AStepAfterNoSyncAlone) {
     pair.plain->forward(Pair::input(7)).sum().backward();
     backward(pair);
     expect_same_gradients(pair);
+  });
+}
+
+// The averages lack the gradients that the last backward() has kept.
+TEST_P(ShardedMisuse, AStepBetweenNoSyncAndTheNextAverage) {
+  run([](Pair& pair, Group) {
+    optim::AdamW ours(pair.sharded->parameters(), torch::optim::AdamWOptions(0.1));
+    auto theirs = momentum()(pair.sharded->parameters());
+    optim::GradScaler scaler({.initial_scale = 1});
+    const auto keep = [&] {
+      auto scope = pair.sharded->no_sync();
+      pair.model->forward(Pair::input(7)).sum().backward();
+    };
+    backward(pair);
+    const at::Tensor held = pair.sharded->parameters()[0].grad(), before = held.clone();
+    keep();
+    const std::vector<std::function<void()>> uses = {
+        [&] { ours.step(); }, [&] { theirs->step(); }, [&] { (void)scaler.step(ours); },
+        [&] { (void)pair.sharded->clip_grad_norm(1); }, [&] { pair.sharded->clip_grad_value(1); }};
+    for (const auto& use : uses)
+      expect_words(message_of<InvalidArgument>(use), {"0.weight", "no_sync()"});
+    EXPECT_TRUE(same_bits(held, before));
+    pair.use();
+    pair.plain->forward(Pair::input(7)).sum().backward();
+    backward(pair);
+    expect_same_gradients(pair);
+    for (const bool by_optimizer : {false, true}) {
+      keep();
+      by_optimizer ? theirs->zero_grad(/*set_to_none=*/false)
+                   : pair.sharded->zero_grad(/*set_to_none=*/false);
+      ours.step();
+    }
   });
 }
 

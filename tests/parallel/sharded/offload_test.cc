@@ -145,6 +145,13 @@ TEST_P(OffloadAt, WritesInPlaceLoadingAndTorchsOptimizerWork) {
       options);
 }
 
+TEST_P(OffloadAt, AGradientThatIsHeldKeepsItsValues) {
+  TemporaryFolder folder;
+  run([](Pair& pair, Group) { expect_held_gradients_stay(pair); },
+      {.offload = folder.path().string()});
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+}
+
 INSTANTIATE_TEST_SUITE_P(Levels, OffloadAt, every_level(), name_of_level);
 
 TEST(Offload, AFolderThatIsNotThereIsNamedAndNothingIsTaken) {

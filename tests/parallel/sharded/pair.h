@@ -5,6 +5,7 @@
 #include "parallel/sharded/support.h"
 
 #include <optional>
+#include <vector>
 
 namespace lockstep::test {
 
@@ -43,6 +44,22 @@ inline void expect_same_gradients(Pair& pair) {
     at::Tensor part = whole.narrow(0, slice.range.begin, slice.range.length());
     EXPECT_TRUE(at::allclose(tensor.grad(), part, 1e-6, 1e-7)) << name;
   }
+}
+
+// Holds the gradients of several losses, as a program does that compares them, and expects them to
+// keep their values.
+inline void expect_held_gradients_stay(Pair& pair) {
+  auto optimizer = momentum()(pair.sharded->parameters());
+  std::vector<at::Tensor> held, expected;
+  for (int seed = 0; seed < 5; ++seed) {
+    pair.model->forward(Pair::input(seed)).square().sum().backward();
+    for (const at::Tensor& slice : pair.sharded->parameters()) {
+      held.push_back(seed % 2 == 0 ? slice.grad() : slice.grad().detach());
+      expected.push_back(slice.grad().clone());
+    }
+    seed < 3 ? optimizer->zero_grad() : pair.sharded->zero_grad();
+  }
+  for (std::size_t i = 0; i < held.size(); ++i) EXPECT_TRUE(same_bits(held[i], expected[i])) << i;
 }
 
 class OnEveryLevel : public testing::TestWithParam<ShardLevel> {

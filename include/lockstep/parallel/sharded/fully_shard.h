@@ -26,8 +26,10 @@
 // a module's parameter as a gradient (torch's optimizer built on the module,
 // torch::nn::utils::clip_grad_norm_, module->zero_grad()) gets an InvalidArgument that says so. An
 // optimizer with weight decay may have decayed parameters before that error. A step without a
-// reduced backward() since zero_grad() throws InvalidArgument, too. The next backward() notices if
-// the module's tensors were replaced (to(), load(), set_data()) and throws InvalidArgument.
+// reduced backward() since zero_grad(), or since the last backward() inside no_sync(), throws
+// InvalidArgument, too. A gradient that the program holds (`auto gradient = parameter.grad()`)
+// keeps its values after zero_grad(), as in one process. The next backward() notices if the
+// module's tensors were replaced (to(), load(), set_data()) and throws InvalidArgument.
 // In-place writes to them (p.mul_(0.9), nn::init) are kept: every rank's shard takes its part of
 // that rank's result.
 //
