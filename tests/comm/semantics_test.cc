@@ -6,6 +6,7 @@
 #include "support/torch/backend_test.h"
 #include "support/torch/values.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_efficientzerotensor.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/complex.h>
@@ -13,6 +14,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/imag.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/zeros.h>
 
 #include <string>
@@ -109,6 +111,39 @@ TEST_P(Posting, ParametersThatRequireGradMayBeWritten) {
     group.broadcast(parameter, group.size() - 1).wait();
     EXPECT_EQ(parameter.detach()[0].item<float>(), static_cast<float>(group.size() - 1));
     EXPECT_TRUE(parameter.is_leaf() && parameter.requires_grad());
+  });
+}
+
+// As after an operation of LibTorch in place. Tensors that are only read keep their versions.
+TEST_P(Posting, OutputsGetAnotherVersion) {
+  run([](Group group) {
+    const int size = group.size(), rank = group.rank();
+    const auto input = at::ones({2}), inputs = at::ones({2 * size});
+    const auto part = at::zeros({2}), whole = at::zeros({2 * size});
+    auto expect_write = [](const at::Tensor& output, auto call) {
+      const auto version = output._version();
+      call().wait();
+      EXPECT_GT(output._version(), version);
+    };
+    expect_write(part, [&] { return group.all_reduce(part); });
+    expect_write(part, [&] { return group.broadcast(part); });
+    expect_write(whole, [&] { return group.all_gather(whole, input); });
+    expect_write(part, [&] { return group.reduce_scatter(part, inputs); });
+    expect_write(whole, [&] { return group.all_to_all(whole, inputs); });
+    expect_write(part,
+                 [&] { return group.scatter(part, group.is_root() ? inputs : at::Tensor()); });
+    auto sent = group.send(input, (rank + 1) % size);
+    expect_write(part, [&] { return group.recv(part, (rank + size - 1) % size); });
+    sent.wait();
+    const auto numbers = at::complex(input, input);
+    expect_write(numbers, [&] { return group.all_reduce(numbers); });
+    const auto version = whole._version();
+    group.gather(group.is_root() ? whole : at::Tensor(), input).wait();
+    EXPECT_EQ(whole._version() > version, group.is_root());
+    EXPECT_EQ(input._version(), 0);
+    EXPECT_EQ(inputs._version(), 0);
+    group.reduce(input).wait();
+    EXPECT_EQ(input._version() > 0, group.is_root());
   });
 }
 
@@ -247,6 +282,40 @@ TEST_P(Arguments, ViewsWithoutValuesOfTheirOwnAreReadAndNotWritten) {
     EXPECT_EQ(gathered.sum().item<float>(), 0);
     group.all_gather(gathered, at::_neg_view(at::ones({3}))).wait();
     EXPECT_EQ(gathered.sum().item<float>(), -3 * size);
+  });
+}
+
+// backward() would take the call for the identity.
+TEST_P(Arguments, OutputsThatWereComputedFromParametersAreRefused) {
+  run([](Group group) {
+    const int size = group.size();
+    const auto leaf = at::zeros({size}).requires_grad_();
+    const auto whole = at::sigmoid(leaf), one = whole.narrow(0, 0, 1);
+    const auto input = at::ones({1}), inputs = at::ones({size});
+    auto expect_refusal = [](auto call, const std::string& function) {
+      const auto text = test::message_of<InvalidArgument>([&] { call().wait(); });
+      const std::string remedy =
+          function.empty() ? "pass" : "call lockstep::" + function + "(tensor, group), or pass";
+      test::expect_words(text, {"was computed from tensors that require grad, and this call has no "
+                                "derivative; " +
+                                remedy + " its detach() if no gradient is needed"});
+    };
+    expect_refusal([&] { return group.all_reduce(whole); }, "all_reduce");
+    expect_refusal([&] { return group.all_reduce(leaf.view({-1})); }, "all_reduce");
+    expect_refusal([&] { return group.reduce(whole); }, "reduce");
+    expect_refusal([&] { return group.broadcast(whole); }, "broadcast");
+    expect_refusal([&] { return group.all_gather(whole, input); }, "all_gather");
+    expect_refusal([&] { return group.reduce_scatter(one, inputs); }, "reduce_scatter");
+    expect_refusal([&] { return group.all_to_all(whole, inputs); }, "all_to_all");
+    expect_refusal([&] { return group.scatter(one, group.is_root() ? inputs : at::Tensor()); }, "");
+    expect_refusal([&] { return group.recv(one, (group.rank() + 1) % size); }, "");
+    if (group.is_root()) expect_refusal([&] { return group.gather(whole, input); }, "");
+    {
+      at::NoGradGuard no_grad;
+      group.all_reduce(whole).wait();
+    }
+    group.all_reduce(whole.detach()).wait();
+    EXPECT_EQ(whole.detach()[0].item<float>(), 0.5F * static_cast<float>(size * size));
   });
 }
 

@@ -19,6 +19,12 @@
 // copied. Every dtype that LibTorch trains with is supported. In a group of one rank each operation
 // is complete at once and makes at most one copy.
 //
+// Autograd: these operations have no derivative; functional.h has differentiable ones. If grad mode
+// is on and an output was computed from tensors that require grad, the call throws InvalidArgument:
+// pass its detach(), or call the function of functional.h. Leaves may be written. Like an in-place
+// operation of LibTorch, a call changes the version of its output, and broadcast() also that of the
+// root's tensor, so backward() throws if it needs the overwritten values.
+//
 // Tensors on a GPU: an operation begins after the work that the posting thread has enqueued on its
 // current stream of that device. Work that the waiting thread enqueues on its current stream after
 // wait() sees the outputs. The program must order other streams after that stream. If the group

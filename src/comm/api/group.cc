@@ -7,6 +7,7 @@
 
 #include <lockstep/base/error.h>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/MaybeOwned.h>
@@ -37,7 +38,8 @@ std::string_view objection_to(const at::Tensor& tensor) {
 class Arguments {
  public:
   Arguments(Collective collective, const GroupState& state)
-      : name_(name_of(collective)),
+      : collective_(collective),
+        name_(name_of(collective)),
         group_(state.name()),
         rank_(state.rank()),
         size_(state.size()) {}
@@ -50,11 +52,25 @@ class Arguments {
     return Operand::owned(values.resolve_conj().resolve_neg().contiguous());
   }
 
-  // Checks a tensor that is written: it must be contiguous.
+  // Checks a tensor that is written: it must be contiguous, and autograd must not record it.
   void output(const at::Tensor& tensor) const {
     plain(tensor, "output");
     if (const auto objection = objection_to(tensor); !objection.empty())
       refuse("the output {}, and copy from it", objection);
+    unrecorded(tensor, "output");
+  }
+
+  // Checks that backward() does not pass through the tensor, for it would take the call for the
+  // identity. A leaf may be written, for example a parameter that is broadcast.
+  void unrecorded(const at::Tensor& tensor, std::string_view role) const {
+    if (!at::GradMode::is_enabled() || !tensor.requires_grad() || tensor.is_leaf()) return;
+    const bool has_function = collective_ != Collective::gather &&
+                              collective_ != Collective::scatter && collective_ != Collective::recv;
+    refuse(
+        "the {} was computed from tensors that require grad, and this call has no derivative; "
+        "{}pass its detach() if no gradient is needed",
+        role,
+        has_function ? formatted("call lockstep::{}(tensor, group), or ", name_) : std::string());
   }
 
   // Checks that the tensor is undefined.
@@ -155,6 +171,7 @@ class Arguments {
              c10::toString(tensor.scalar_type()));
   }
 
+  Collective collective_;
   std::string_view name_;
   std::string_view group_;
   int rank_;
@@ -214,6 +231,7 @@ Work Group::reduce(const at::Tensor& tensor, int root, Op op, CallOptions option
   check.root(root);
   if (is_root(root)) check.output(tensor);
   auto input = check.input(tensor);
+  check.unrecorded(tensor, "input");  // on every rank, so that no rank waits for the root
   check.reduces(op, input->scalar_type());
   auto values = as_real(*input);
   return state_->post({{.collective = Collective::reduce, .op = op, .root = root},

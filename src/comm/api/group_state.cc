@@ -30,6 +30,12 @@ void check_timeout(Duration timeout, std::string_view name) {
   }
 }
 
+// Backends write through addresses, which autograd does not notice. With another version of the
+// output, backward() throws instead of using overwritten values.
+void bump_version(const at::Tensor& output) {
+  if (output.defined() && !output.is_inference()) output.unsafeGetTensorImpl()->bump_version();
+}
+
 // Performs a collective in a group of one rank: copies the input to the output.
 void perform_alone(const Call& call) {
   if (!call.input.defined() || !call.output.defined() || call.input.is_same(call.output)) return;
@@ -187,6 +193,7 @@ Work GroupState::post(Call call, const CallOptions& options, std::source_locatio
   call.tag = options.tag;
   call.timeout = options.timeout.value_or(timeout_);
   call.where = where;
+  bump_version(call.output);
   if (has_backend()) {
     const auto entry = post_to_backend(call);
     return {shared_from_this(), call.id, entry};

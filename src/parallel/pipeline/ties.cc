@@ -133,8 +133,10 @@ void Ties::send_values(Group& group, std::optional<Duration> timeout) {
   each_pair([&](const Tie& tie, const at::Tensor& part, int other) {
     const std::string tag = "values of " + tie.name;
     const CallOptions call{.tag = tag, .timeout = timeout};
-    const at::Tensor own = part.detach();
     const bool is_plain = dispatch::part_of(part) == nullptr;
+    // Writes to variable_data() leave the parameter's version alone: to data parallelism
+    // (parallel/write_watch.h), the exchange is no write of forward().
+    const at::Tensor own = is_plain ? part.variable_data() : part.detach();
     if (tie.owner == own_rank_) {
       works.push_back(group.send(is_plain ? own.contiguous() : plain_values(part), other, call));
       return;

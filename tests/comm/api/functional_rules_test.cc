@@ -16,9 +16,11 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <random>
@@ -84,6 +86,17 @@ TEST_P(Functional, IntegersAreNotRecorded) {
     auto parameter = at::ones({3}).requires_grad_();
     at::NoGradGuard no_grad;
     EXPECT_FALSE(all_gather(parameter, group).requires_grad());
+  });
+}
+
+// A group's collectives are no functions of autograd, but it notices their writes.
+TEST_P(Functional, BackwardRefusesValuesThatAGroupHasOverwritten) {
+  run([](Group group) {
+    auto x = at::ones({3}).requires_grad_();
+    auto y = at::sigmoid(x);  // its backward() uses the result
+    group.all_reduce(y.detach()).wait();
+    test::expect_words(test::message_of<c10::Error>([&] { y.sum().backward(); }),
+                       {"modified by an inplace operation"});
   });
 }
 

@@ -100,6 +100,18 @@ TEST_P(Locals, WhatRanksHaveOfTheirOwnIsNotSavedAndMayBeLoadedOver) {
   });
 }
 
+TEST_P(Locals, AnAverageOfSomeRanksIsNotSaved) {
+  run_group(GetParam().backend, GetParam().size, [](Group group) {
+    if (group.size() == 1) return;
+    Table table(local_shapes, at::kDouble);
+    LocalSgd local(table, group, {.period = 1});
+    Group pair = group.split(group.rank() / 2);
+    for (const at::Tensor& weight : table->weights) pair.all_reduce(weight, Op::average).wait();
+    expect_contains(message_of<InvalidArgument>([&] { (void)local.state_parts(); }),
+                    "the ranks' parameters differ after step 0");
+  });
+}
+
 TEST_P(Locals, WhatIsUnfrozenLaterIsAveraged) {
   run_group(GetParam().backend, GetParam().size, [](Group group) {
     Table table(local_shapes, at::kDouble);

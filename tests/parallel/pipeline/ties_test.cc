@@ -115,6 +115,21 @@ TEST_P(PipelineTies, ATiedWeightIsOneOnAllItsStages) {
   });
 }
 
+// Data parallelism would take another version for a write of forward().
+TEST_P(PipelineTies, TheExchangeLeavesVersionsAlone) {
+  run([&](Group group) {
+    Tied tied;
+    const std::vector<std::string> all{"body.0", "body.1", "body.2"};
+    const std::vector<std::string> points(all.begin(), all.begin() + group.size() - 1);
+    const auto schedule = plan::make_schedule("1f1b", {.stages = group.size(), .micro_batches = 2});
+    Pipeline pipeline(split(*tied.root, tied.pieces(), points), schedule, group, class_loss);
+    const auto version = tied.embedding->weight._version();
+    const at::Tensor ids = (at::arange(10) * 7).remainder(11);
+    (void)pipeline.step({ids}, {(ids * 3).remainder(11)});
+    EXPECT_EQ(tied.embedding->weight._version(), version);
+  });
+}
+
 // The memory of a weight may be transposed.
 TEST(PipelineTiesOfTwoRanks, MayLieTransposed) {
   run_group(BackendKind::shm, 2, [&](Group group) {
