@@ -314,6 +314,9 @@ TEST_P(Arguments, OutputsThatWereComputedFromParametersAreRefused) {
       at::NoGradGuard no_grad;
       group.all_reduce(whole).wait();
     }
+    const at::Tensor loss = whole.sum();
+    group.all_reduce(loss).wait();
+    EXPECT_EQ(loss.item<float>(), 0.5F * static_cast<float>(size * size * size));
     group.all_reduce(whole.detach()).wait();
     EXPECT_EQ(whole.detach()[0].item<float>(), 0.5F * static_cast<float>(size * size));
   });

@@ -21,9 +21,10 @@
 //
 // Autograd: these operations have no derivative; functional.h has differentiable ones. If grad mode
 // is on and an output was computed from tensors that require grad, the call throws InvalidArgument:
-// pass its detach(), or call the function of functional.h. Leaves may be written. Like an in-place
-// operation of LibTorch, a call changes the version of its output, and broadcast() also that of the
-// root's tensor, so backward() throws if it needs the overwritten values.
+// pass its detach(), or call the function of functional.h. Leaves may be written, and tensors
+// without dims, such as a loss. Like an in-place operation of LibTorch, a call changes the version
+// of its output, and broadcast() also that of the root's tensor, so backward() throws if it needs
+// the overwritten values.
 //
 // Tensors on a GPU: an operation begins after the work that the posting thread has enqueued on its
 // current stream of that device. Work that the waiting thread enqueues on its current stream after

@@ -61,9 +61,11 @@ class Arguments {
   }
 
   // Checks that backward() does not pass through the tensor, for it would take the call for the
-  // identity. A leaf may be written, for example a parameter that is broadcast.
+  // identity. A leaf may be written, for example a parameter that is broadcast, and so may a
+  // number: usually it is a loss, whose average over the ranks is only printed.
   void unrecorded(const at::Tensor& tensor, std::string_view role) const {
     if (!at::GradMode::is_enabled() || !tensor.requires_grad() || tensor.is_leaf()) return;
+    if (tensor.dim() == 0) return;
     const bool has_function = collective_ != Collective::gather &&
                               collective_ != Collective::scatter && collective_ != Collective::recv;
     refuse(
