@@ -184,11 +184,13 @@ double parity_difference(const ParityRow& row, at::ScalarType dtype) {
 
 class Parity : public testing::TestWithParam<ParityRow> {};
 
+// In float32 only rows of a hundred steps: the code is the same, and the bound of float64 finds
+// more.
 TEST_P(Parity, StepsAreThoseOfOneProcess) {
-  const double in_float = parity_difference(GetParam(), at::kFloat);
   const double in_double = parity_difference(GetParam(), at::kDouble);
-  if (GetParam().steps == steps_of_table)
-    std::cout << "| " << text_of(GetParam()) << " | " << in_float << " | " << in_double << " |\n";
+  if (GetParam().steps != steps_of_table) return;
+  const double in_float = parity_difference(GetParam(), at::kFloat);
+  std::cout << "| " << text_of(GetParam()) << " | " << in_float << " | " << in_double << " |\n";
 }
 
 // Every set of at least two of the axes pp, dp, fsdp and tp, and some sets with cp.
