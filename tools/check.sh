@@ -9,7 +9,7 @@ export TSAN_OPTIONS="halt_on_error=1:die_after_fork=0:atexit_sleep_ms=50:suppres
 # Test programs that run under a sanitizer only in `./dev test --all` and in a soak, so that CI takes about an hour on two
 # cores. LibTorch is not instrumented, so errors inside it are not detected.
 rarely_asan=(matmul global module optim models parallel checkpoint elastic hub accelerator train measure)
-rarely_tsan=("${rarely_asan[@]}" comm mesh dispatch data)
+rarely_tsan=("${rarely_asan[@]}" layout plan comm mesh dispatch data)
 
 # Tests that a soak repeats: those that depend on time or on failures. Those that are one program also run under sanitizers.
 soaked_tests=(sys store rank_env launch layout plan comm_core shm comm optim data parallel checkpoint elastic train apps

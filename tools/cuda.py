@@ -5,8 +5,8 @@
 
 Compiles against LIBTORCH and each other version that CMake accepts. Nothing is linked or run. FOLDER keeps the headers, which
 pip downloads once: 0.3 GiB of NVIDIA's packages and 0.1 GiB for each version of LibTorch, whose wheels for the CPU have the
-headers of its part for CUDA, too. A version that pip does not find is skipped; if pip does not find NVIDIA's headers, or not
-the registry, or without pip, the exit status is 77. Any other failure of pip is an error.
+headers of its part for CUDA, too. A version that pip does not find or may not take is skipped; if pip does not find NVIDIA's
+headers, or not the registry, or without pip, the exit status is 77. Any other failure of pip is an error.
 """
 import concurrent.futures
 import os
@@ -30,9 +30,10 @@ SOURCE = ROOT / "src/comm/backends/c10d/nccl.cc"
 # LibTorch's build writes this one; a wheel for the CPU does not have it.
 MADE_HEADER = "c10/cuda/impl/cuda_cmake_macros.h"
 SKIPPED = 77
-# Words of the error if there is no pip, the registry cannot be reached, or it does not have the package.
-OUT_OF_REACH = re.compile("No matching distribution|HTTP error|HTTPS?ConnectionPool|NewConnectionError|Max retries|timed out|"
-                          "ProxyError|SSLError|Connection (broken|aborted|reset|refused)|name resolution|"
+# Words of the error if there is no pip, the registry cannot be reached or does not have the package, or a constraint of this
+# host's pip excludes its version: with --no-deps nothing else is in conflict.
+OUT_OF_REACH = re.compile("No matching distribution|conflicting dependencies|HTTP error|HTTPS?ConnectionPool|NewConnectionError|"
+                          "Max retries|timed out|ProxyError|SSLError|Connection (broken|aborted|reset|refused)|name resolution|"
                           "Name or service not known|Network is unreachable|No module named pip")
 
 
