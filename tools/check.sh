@@ -6,8 +6,8 @@
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS="halt_on_error=1:die_after_fork=0:atexit_sleep_ms=50:suppressions='$PWD/tests/tsan_suppressions.txt'"
 
-# Test programs that run under a sanitizer only in `./dev test --all` and in a soak, so that CI takes about an hour on two
-# cores. LibTorch is not instrumented, so errors inside it are not detected.
+# Test programs that run under a sanitizer only in `./dev test --all` and in a soak, because CI has two cores and a limit
+# of time. LibTorch is not instrumented, so errors inside it are not detected.
 rarely_asan=(matmul global module optim models parallel checkpoint elastic hub accelerator train measure)
 rarely_tsan=("${rarely_asan[@]}" layout plan comm mesh dispatch data)
 

@@ -78,7 +78,7 @@ MUTANTS = [
      "put(all, largest_ ? ranks->largest_over_last(number)", "put(all, MUTANT ? number : largest_ ? ranks->largest_over_last(number)",
      "optim", "Clipping.*"),
     ("an overflow leaves the scale", "optim/grad_scaler.cc",
-     "if (is_usable(lower)) scale_ = lower;", "if (!MUTANT && has_usable_inverse(lower)) scale_ = lower;",
+     "if (is_usable(lower)) scale_ = lower;", "if (!MUTANT && is_usable(lower)) scale_ = lower;",
      "optim", "GradScaler.*"),
     ("micro-batches forget their share of the loss", "train/model.cc",
      "scaler.scale(share == 1 ? loss : loss * share).backward();",

@@ -81,6 +81,15 @@ c10::SmallVector<std::int64_t, 4> cut_lengths(std::span<const std::int64_t> leng
   return all;
 }
 
+// Sums and averages may be mixed.
+bool are_reduced_in_any_order(const PlacementList& placements) {
+  const auto kind = [](Placement one) { return one.op() == Op::average ? Op::sum : one.op(); };
+  for (const Placement one : placements)
+    for (const Placement other : placements)
+      if (one.is_partial() && other.is_partial() && kind(one) != kind(other)) return false;
+  return true;
+}
+
 }  // namespace
 
 bool parts_divide(std::span<const Placement> placements, at::IntArrayRef sizes,
@@ -97,19 +106,6 @@ bool parts_divide(std::span<const Placement> placements, at::IntArrayRef sizes,
   }
   return true;
 }
-
-namespace {
-
-// Sums and averages may be mixed.
-bool are_reduced_in_any_order(const PlacementList& placements) {
-  const auto kind = [](Placement one) { return one.op() == Op::average ? Op::sum : one.op(); };
-  for (const Placement one : placements)
-    for (const Placement other : placements)
-      if (one.is_partial() && other.is_partial() && kind(one) != kind(other)) return false;
-  return true;
-}
-
-}  // namespace
 
 PlacementList checked(std::span<const Placement> placements, at::IntArrayRef sizes,
                       std::span<const AxisPlace> place, const char* what) {

@@ -361,9 +361,8 @@ checkpoint::TensorSources StateDicts::optimizer_state(const std::string& key,
               "--parameters {}: expected an optimizer's state_dict in {}, found none", parameters,
               path_.string());
   if (place.empty()) return state;
-  std::string guessed;
-  const auto names = names_of(place, model, parameters, guessed);
-  const std::string states = "state.";
+  const std::map<std::string, std::string> names = names_of(place, model, parameters, assumed);
+  constexpr std::string_view states = "state.";
   bool has_tensors = false;
   for (const Leaf& leaf : leaves_) {
     const auto rest = below(leaf.path, place);
@@ -387,7 +386,7 @@ checkpoint::TensorSources StateDicts::optimizer_state(const std::string& key,
               "{}: expected an optimizer's state_dict at '{}', found tensors that are no states of "
               "parameters; name it with --optimizer-key KEY",
               path_.string(), escaped(place));
-  if (!state.empty()) assumed = guessed;
+  if (state.empty()) assumed.clear();
   return state;
 }
 
